@@ -1,0 +1,385 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# kvmm's build. Sources are found by wildcard: a new file needs no line here.
+# `make help` lists goals and knobs.
+
+VERSION	:= 0.1.0
+ABI	:= 0
+
+# -- knobs --------------------------------------------------------------------
+
+O	?= build
+V	?=
+SAN	?=
+COV	?=
+CUDA	?= auto
+PREFIX	?= /usr/local
+DESTDIR	?=
+BENCH	?=
+
+ifeq ($(origin CC),default)
+CC	:= gcc
+endif
+FUZZCC	?= clang
+OBJCOPY	?= objcopy
+AR	:= ar
+
+# Two builds never mix: each kind of instrumentation has a folder of its own.
+comma	:= ,
+B	:= $(O)$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))$(if $(COV),/cov)
+Q	:= $(if $(V),,@)
+say	= $(if $(V),,@printf '  %-7s %s\n' $(1) $(patsubst $(B)/%,%,$@))
+
+# A -j on the command line wins over this one.
+MAKEFLAGS += -j$(shell nproc) --no-builtin-rules
+.SUFFIXES:
+.SECONDARY:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+
+# -- flags --------------------------------------------------------------------
+
+WARN	:= -Wall -Wextra -Werror -Wstrict-prototypes -Wmissing-prototypes \
+	   -Wold-style-definition -Wvla -Wundef -Wpointer-arith \
+	   -Wwrite-strings -Wformat-security -Wimplicit-fallthrough \
+	   -Wno-unused-parameter -Wno-missing-field-initializers
+ifneq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
+WARN	+= -Wthread-safety
+endif
+
+# Baseline x86-64: what a newer CPU offers is chosen at run time. Shared memory
+# is viewed through several types, hence no strict aliasing.
+COMMON	:= -std=gnu11 -D_GNU_SOURCE -DKVMM_VERSION_STRING='"$(VERSION)"' \
+	   -I. -Ilibkvmm/include -g -fPIC -fvisibility=hidden \
+	   -fno-strict-aliasing -fstack-protector-strong -pthread $(WARN)
+OPT	:= -O2
+HARDEN	:= -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
+INSTR	:=
+ifneq ($(SAN),)
+# _FORTIFY_SOURCE hides calls from the sanitizers.
+HARDEN	:= -U_FORTIFY_SOURCE
+OPT	:= -O1
+INSTR	+= -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer
+endif
+ifneq ($(COV),)
+OPT	:= -O0
+HARDEN	:= -U_FORTIFY_SOURCE
+INSTR	+= --coverage
+endif
+
+CFLAGS	?=
+LDFLAGS	?=
+REL_CFLAGS	= $(COMMON) $(OPT) $(HARDEN) $(INSTR) -DNDEBUG $(PKG_CFLAGS) $(CFLAGS)
+TEST_CFLAGS	= $(COMMON) $(OPT) $(HARDEN) $(INSTR) -DKVMM_TEST_BUILD $(PKG_CFLAGS) $(CFLAGS)
+LINK	= $(CC) $(INSTR) -pthread -Wl,--as-needed -Wl,-z,relro -Wl,-z,now $(LDFLAGS)
+
+# Asked for when the first recipe needs it, since `make deps` may have to
+# install the packages in this very run.
+pkg	= $(shell pkg-config $(1) jansson libsystemd liburing)
+PKG_CFLAGS	= $(eval PKG_CFLAGS := $(call pkg,--cflags))$(PKG_CFLAGS)
+PKG_LIBS	= $(eval PKG_LIBS := $(call pkg,--libs))$(PKG_LIBS)
+DAEMON_LIBS	= $(PKG_LIBS) -ldl
+CTL_LIBS	= -ljansson
+TEST_LIBS	= $(DAEMON_LIBS) -lcmocka -lcrypto -lzstd -lm
+
+# The CUDA parts have no hard dependency: kernels/*.cu is compiled when nvcc is
+# there (auto), must be (1), or is left out (0). libcuda is dlopen'ed.
+NVCC	?= $(shell command -v nvcc 2>/dev/null)
+CU_SRC	:= $(if $(filter 0,$(CUDA)),,$(if $(NVCC),$(wildcard kernels/*.cu)))
+ifeq ($(CUDA)$(NVCC),1)
+$(error CUDA=1, but there is no nvcc in the PATH (set NVCC=/path/to/nvcc, or CUDA=auto))
+endif
+
+# -- sources ------------------------------------------------------------------
+
+IPC_SRC		:= $(wildcard ipc/*.c ipc/base/*.c)
+LIB_SRC		:= $(wildcard libkvmm/*.c)
+CTL_SRC		:= $(wildcard libkvmm/ctl/*.c)
+KERN_SRC	:= $(wildcard kernels/*.c)
+POLICY_SRC	:= $(wildcard policies/*.c)
+DAEMON_MAIN	:= $(wildcard daemon/main.c)
+DAEMON_SRC	:= $(filter-out daemon/main.c,$(wildcard daemon/*.c \
+		     daemon/server/*.c daemon/mm/*.c daemon/node/*.c))
+# The policy that kvmmd carries inside and falls back to.
+BUILTIN_SRC	:= $(wildcard policies/lru.c)
+# Everything but main(), as tests and benches link it.
+ALL_SRC		:= $(IPC_SRC) $(LIB_SRC) $(DAEMON_SRC) $(KERN_SRC) $(BUILTIN_SRC)
+HELP_SRC	:= $(wildcard tests/lib/*.c)
+UNIT_SRC	:= $(wildcard tests/unit/test_*.c)
+INTEG_SRC	:= $(wildcard tests/integration/test_*.c)
+FUZZ_SRC	:= $(wildcard tests/fuzz/fuzz_*.c)
+BENCH_SRC	:= $(wildcard tests/bench/bench_*.c)
+BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
+DEMO_SRC	:= $(wildcard tests/demo/demo*.c)
+DEMO_HELP	:= $(filter-out $(DEMO_SRC),$(wildcard tests/demo/*.c))
+SHELL_TESTS	:= $(wildcard tests/check-*.sh tests/*/test_*.sh)
+LIB_MAP		:= $(wildcard libkvmm/libkvmm.map)
+
+rel	= $(patsubst %.c,$(B)/obj/%.o,$(1))
+tst	= $(patsubst %.c,$(B)/test/obj/%.o,$(1))
+fzz	= $(patsubst %.c,$(B)/fuzz/obj/%.o,$(1))
+
+SONAME		:= libkvmm.so.$(ABI)
+SOREAL		:= libkvmm.so.$(VERSION)
+LIBS		:= $(if $(LIB_SRC),$(B)/libkvmm.so $(B)/libkvmm.a)
+POLICIES	:= $(POLICY_SRC:policies/%.c=$(B)/policies/%.so)
+KVMMD		:= $(if $(DAEMON_MAIN),$(B)/kvmmd)
+KVMMCTL		:= $(if $(CTL_SRC),$(B)/kvmmctl)
+TEST_KVMMD	:= $(if $(DAEMON_MAIN),$(B)/test/kvmmd)
+TEST_LIB	:= $(if $(LIB_SRC),$(B)/test/libkvmm.so)
+UNIT		:= $(UNIT_SRC:tests/%.c=$(B)/test/%)
+INTEG		:= $(INTEG_SRC:tests/%.c=$(B)/test/%)
+FUZZ		:= $(FUZZ_SRC:tests/%.c=$(B)/test/%)
+BENCHES		:= $(BENCH_SRC:tests/bench/bench_%.c=$(B)/bench/%)
+DEMOS		:= $(DEMO_SRC:tests/demo/%.c=$(B)/demo/%)
+
+# -- what each goal builds ----------------------------------------------------
+
+.PHONY: all deps demo check check-long check-model check-layers bench \
+	install uninstall clean help tests
+
+all: $(LIBS) $(KVMMD) $(KVMMCTL) $(POLICIES)
+
+# Everything `make check` runs, built but not run.
+tests: all $(TEST_KVMMD) $(TEST_LIB) $(UNIT) $(INTEG) $(FUZZ)
+
+# These goals install what is missing before anything compiles.
+DEPS	:= $(if $(filter demo check check-long check-model bench,$(MAKECMDGOALS)),deps)
+
+deps:
+	$(Q).ci/deps
+
+# -- compiling ----------------------------------------------------------------
+
+# Changes when the compiler or its flags do, and then everything is rebuilt.
+flags_now = $(CC) $(FUZZCC) $(COMMON) $(OPT) $(HARDEN) $(INSTR) $(CFLAGS) $(LDFLAGS)
+$(B)/.flags: FORCE | $(DEPS)
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(flags_now))' | cmp -s - $@ || \
+		printf '%s\n' '$(subst ','\'',$(flags_now))' >$@
+.PHONY: FORCE
+
+$(B)/obj/%.o: %.c $(B)/.flags
+	$(call say,CC)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(REL_CFLAGS) $(FILE_CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/test/obj/%.o: %.c $(B)/.flags
+	$(call say,CC)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(TEST_CFLAGS) $(FILE_CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/obj/%.cu.o: %.cu $(B)/.flags
+	$(call say,NVCC)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -O2 -g -Xcompiler -fPIC -I. -c -o $@ $<
+
+# kvmmctl sees installed headers only: the project root is not in its path.
+$(call rel,$(CTL_SRC)): COMMON := $(filter-out -I.,$(COMMON)) -iquote libkvmm/ctl
+
+# -- libkvmm ------------------------------------------------------------------
+
+LIB_OBJ	:= $(LIB_SRC) $(IPC_SRC)
+solink	= $(LINK) -shared -Wl,-soname,$(SONAME) -Wl,-z,defs \
+	  $(if $(LIB_MAP),-Wl,--version-script=$(LIB_MAP)) -o $@ $(filter %.o,$^)
+
+$(B)/$(SOREAL): $(call rel,$(LIB_OBJ)) $(LIB_MAP)
+	$(call say,LD)
+	$(Q)$(solink)
+$(B)/test/$(SOREAL): $(call tst,$(LIB_OBJ)) $(LIB_MAP)
+	$(call say,LD)
+	$(Q)$(solink)
+
+# A sanitized library leaves its run-time to the program that loads it.
+ifneq ($(SAN),)
+$(B)/$(SOREAL) $(B)/test/$(SOREAL): LDFLAGS += -Wl,-z,undefs
+endif
+
+$(B)/$(SONAME) $(B)/test/$(SONAME): %/$(SONAME): %/$(SOREAL)
+	@ln -sf $(<F) $@
+$(B)/libkvmm.so $(B)/test/libkvmm.so: %/libkvmm.so: %/$(SONAME)
+	@ln -sf $(<F) $@
+
+# One object, of which only the exported calls stay visible.
+$(B)/libkvmm.a: $(call rel,$(LIB_OBJ))
+	$(call say,AR)
+	$(Q)$(CC) -nostdlib -r -o $(B)/obj/libkvmm-one.o $^
+	$(Q)$(OBJCOPY) --localize-hidden $(B)/obj/libkvmm-one.o
+	$(Q)rm -f $@ && $(AR) rcs $@ $(B)/obj/libkvmm-one.o
+
+# -- programs -----------------------------------------------------------------
+
+DAEMON_OBJ := $(DAEMON_MAIN) $(DAEMON_SRC) $(IPC_SRC) $(KERN_SRC) $(BUILTIN_SRC)
+CU_OBJ	:= $(CU_SRC:%=$(B)/obj/%.o)
+
+$(B)/kvmmd: $(call rel,$(DAEMON_OBJ)) $(CU_OBJ)
+	$(call say,LD)
+	$(Q)$(LINK) -pie -o $@ $^ $(DAEMON_LIBS)
+$(B)/test/kvmmd: $(call tst,$(DAEMON_OBJ)) $(CU_OBJ)
+	$(call say,LD)
+	$(Q)$(LINK) -pie -o $@ $^ $(DAEMON_LIBS)
+
+# Runs from the build folder and from $(PREFIX)/bin without ldconfig.
+$(B)/kvmmctl: $(call rel,$(CTL_SRC)) $(B)/libkvmm.so
+	$(call say,LD)
+	$(Q)$(LINK) -pie -o $@ $(filter %.o,$^) -L$(B) -lkvmm $(CTL_LIBS) \
+		-Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib'
+
+# A policy sees policies/kvmm_policy.h and libc, nothing of kvmmd.
+$(B)/policies/%.so: policies/%.c $(B)/.flags
+	$(call say,LD)
+	@mkdir -p $(@D) $(B)/obj/policies
+	$(Q)$(LINK) $(REL_CFLAGS) -MMD -MP -MF $(B)/obj/policies/$*.so.d -MT $@ \
+		-shared $(if $(SAN),,-Wl,-z,defs) -o $@ $<
+
+# -- tests --------------------------------------------------------------------
+
+# A source may ask its link for more: a line `/* link: -Wl,--wrap=open */`.
+link_hint = $(shell sed -n 's,^/\* link: \(.*\) \*/$$,\1,p' $(1))
+
+$(B)/test/libtest.a: $(call tst,$(ALL_SRC) $(HELP_SRC))
+	$(call say,AR)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+$(B)/librel.a: $(call rel,$(ALL_SRC) $(HELP_SRC) $(BENCH_HELP))
+	$(call say,AR)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(UNIT) $(INTEG): $(B)/test/%: $(B)/test/obj/tests/%.o $(B)/test/libtest.a
+	$(call say,LD)
+	@mkdir -p $(@D)
+	$(Q)$(LINK) -o $@ $^ $(call link_hint,tests/$*.c) $(TEST_LIBS)
+
+# libFuzzer where clang has it; else the same targets behind a driver that
+# replays the corpus and mutates it. Address and undefined are always on there.
+FUZZ_CFLAGS	= $(COMMON) -O1 -U_FORTIFY_SOURCE -DKVMM_TEST_BUILD $(PKG_CFLAGS)
+FUZZ_SAN	:= address,undefined
+have_fuzzer	= $(shell cat $(B)/fuzz/mode 2>/dev/null)
+
+$(B)/fuzz/mode: $(B)/.flags
+	@mkdir -p $(@D)
+	@if echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n); int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return !p && n; }' | \
+	    $(FUZZCC) -x c -fsanitize=fuzzer,address - -o $(B)/fuzz/probe 2>/dev/null; \
+	 then echo libfuzzer >$@; else echo driver >$@; fi; rm -f $(B)/fuzz/probe
+
+fuzz_cc	= $(if $(filter libfuzzer,$(have_fuzzer)),$(FUZZCC) -fsanitize=fuzzer-no-link,$(FUZZ_SAN),$(CC) -fsanitize=$(FUZZ_SAN)) -fno-sanitize-recover=all
+fuzz_ld	= $(if $(filter libfuzzer,$(have_fuzzer)),$(FUZZCC) -fsanitize=fuzzer,$(FUZZ_SAN),$(CC) -fsanitize=$(FUZZ_SAN) $(B)/fuzz/obj/tests/fuzz/driver.o) -pthread -Wl,--as-needed
+
+$(B)/fuzz/obj/%.o: %.c $(B)/.flags $(B)/fuzz/mode
+	$(call say,CC)
+	@mkdir -p $(@D)
+	$(Q)$(fuzz_cc) $(filter-out -Wthread-safety,$(FUZZ_CFLAGS)) $(FILE_CFLAGS) -MMD -MP -c -o $@ $<
+
+$(B)/fuzz/libfuzz.a: $(call fzz,$(ALL_SRC) $(HELP_SRC))
+	$(call say,AR)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(FUZZ): $(B)/test/fuzz/%: $(B)/fuzz/obj/tests/fuzz/%.o \
+		$(B)/fuzz/obj/tests/fuzz/driver.o $(B)/fuzz/libfuzz.a
+	$(call say,LD)
+	@mkdir -p $(@D)
+	$(Q)$(fuzz_ld) -o $@ $< $(B)/fuzz/libfuzz.a $(TEST_LIBS)
+
+RUN	= V='$(V)' SAN='$(SAN)' tests/run.sh -b $(B)
+SMALL_MODEL := $(if $(wildcard tests/model/run.sh),"tests/model/run.sh --small")
+
+check: tests | $(DEPS)
+	$(Q)$(RUN) $(SHELL_TESTS) $(UNIT) $(INTEG) $(FUZZ) $(SMALL_MODEL)
+
+check-long: tests | $(DEPS)
+	$(Q)KVMM_TEST_LONG=1 $(RUN) $(SHELL_TESTS) $(UNIT) $(INTEG) $(FUZZ) $(SMALL_MODEL)
+
+check-model: | $(DEPS)
+	$(Q)$(RUN) -t 7200 tests/model/run.sh
+
+check-layers:
+	$(Q)tests/check-layers.sh
+
+# -- benches and demo ---------------------------------------------------------
+
+$(BENCHES): $(B)/bench/%: $(B)/obj/tests/bench/bench_%.o $(B)/librel.a
+	$(call say,LD)
+	@mkdir -p $(@D)
+	$(Q)$(LINK) -o $@ $^ $(call link_hint,tests/bench/bench_$*.c) $(TEST_LIBS)
+
+# Each bench prints progress to stderr and one line of JSON last on stdout.
+bench: all $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)) | $(DEPS)
+	$(Q)rc=0; for b in $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)); do \
+		KVMM_BUILD=$(abspath $(B)) KVMMD=$(abspath $(B)/kvmmd) \
+			$$b >$$b.out || rc=1; \
+		tail -n 1 $$b.out >$$b.json; cat $$b.json; \
+	done; exit $$rc
+
+# Programs of the demo are clients like any other: they link libkvmm.
+$(B)/demo/libdemo.a: $(call rel,$(DEMO_HELP))
+	@mkdir -p $(@D)
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+$(DEMOS): $(B)/demo/%: $(B)/obj/tests/demo/%.o $(B)/demo/libdemo.a $(B)/libkvmm.so
+	$(call say,LD)
+	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(B)/demo/libdemo.a -L$(B) -lkvmm \
+		-ljansson -lzstd -lm -Wl,-rpath,'$$ORIGIN/..'
+
+demo: all $(DEMOS) | $(DEPS)
+	$(Q)KVMM_BUILD=$(abspath $(B)) KVMMD=$(abspath $(B)/kvmmd) \
+		KVMMCTL=$(abspath $(B)/kvmmctl) \
+		$(if $(wildcard tests/demo/run.sh),tests/demo/run.sh,$(B)/demo/demo)
+
+# -- install ------------------------------------------------------------------
+
+BINDIR	?= $(PREFIX)/bin
+LIBDIR	?= $(PREFIX)/lib
+INCDIR	?= $(PREFIX)/include
+MANDIR	?= $(PREFIX)/share/man
+UNITDIR	?= $(PREFIX)/lib/systemd/system
+POLDIR	?= $(PREFIX)/lib/kvmm/policies
+
+HEADERS	:= $(wildcard libkvmm/include/kvmm/*.h)
+MANS	:= $(wildcard libkvmm/man/*.[1-8] daemon/man/*.[1-8])
+UNITS	:= $(wildcard systemd/*.service systemd/*.socket systemd/*.slice)
+SYSUSERS := $(wildcard systemd/sysusers.d/*.conf systemd/*.sysusers)
+D	= $(DESTDIR)
+
+install: all
+	$(Q)install -d $(D)$(BINDIR) $(D)$(LIBDIR)/pkgconfig $(D)$(INCDIR)/kvmm
+	$(Q)install -m 755 $(B)/kvmmd $(B)/kvmmctl $(D)$(BINDIR)
+	$(Q)install -m 755 $(B)/$(SOREAL) $(D)$(LIBDIR)
+	$(Q)ln -sf $(SOREAL) $(D)$(LIBDIR)/$(SONAME)
+	$(Q)ln -sf $(SONAME) $(D)$(LIBDIR)/libkvmm.so
+	$(Q)install -m 644 $(B)/libkvmm.a $(D)$(LIBDIR)
+	$(Q)install -m 644 $(HEADERS) $(D)$(INCDIR)/kvmm
+	$(Q)sed 's|@prefix@|$(PREFIX)|; s|@libdir@|$(LIBDIR)|; s|@includedir@|$(INCDIR)|; s|@version@|$(VERSION)|' \
+		libkvmm/kvmm.pc.in >$(D)$(LIBDIR)/pkgconfig/kvmm.pc
+	$(Q)install -d $(D)$(POLDIR) && install -m 644 $(POLICIES) $(D)$(POLDIR)
+	$(Q)for m in $(MANS); do install -D -m 644 $$m \
+		$(D)$(MANDIR)/man$${m##*.}/$${m##*/} || exit 1; done
+	$(Q)for u in $(UNITS); do install -d $(D)$(UNITDIR) && \
+		sed 's|/usr/bin/|$(BINDIR)/|' $$u >$(D)$(UNITDIR)/$${u##*/} && \
+		chmod 644 $(D)$(UNITDIR)/$${u##*/} || exit 1; done
+
+uninstall:
+	$(Q)rm -f $(D)$(BINDIR)/kvmmd $(D)$(BINDIR)/kvmmctl \
+		$(D)$(LIBDIR)/$(SOREAL) $(D)$(LIBDIR)/$(SONAME) \
+		$(D)$(LIBDIR)/libkvmm.so $(D)$(LIBDIR)/libkvmm.a \
+		$(D)$(LIBDIR)/pkgconfig/kvmm.pc \
+		$(POLICY_SRC:policies/%.c=$(D)$(POLDIR)/%.so) \
+		$(foreach u,$(notdir $(UNITS)),$(D)$(UNITDIR)/$(u)) \
+		$(foreach m,$(MANS),$(D)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
+	$(Q)rm -rf $(D)$(INCDIR)/kvmm
+	$(Q)rmdir -p --ignore-fail-on-non-empty $(D)$(POLDIR) 2>/dev/null || true
+
+clean:
+	$(Q)rm -rf $(O)
+
+help:
+	@echo 'goals: all          libkvmm, kvmmd, kvmmctl, policies (the default)'
+	@echo '       deps         install the Debian packages that are missing'
+	@echo '       demo         four processes share prefixes through kvmmd'
+	@echo '       check        every test, in seeded samples; check-long: full counts'
+	@echo '       check-model  the protocol models in full; check-layers: includes only'
+	@echo '       bench        all benches, or one with BENCH=name'
+	@echo '       tests        build what check runs, run nothing'
+	@echo '       install, uninstall (PREFIX= DESTDIR=), clean, help'
+	@echo 'knobs: V=1  show commands        O=dir  output folder (build)'
+	@echo '       SAN=address,undefined | thread    COV=1  gcov'
+	@echo '       CUDA=auto|0|1             CC=gcc|clang, CFLAGS, LDFLAGS'
+
+-include $(shell find $(B)/obj $(B)/test/obj $(B)/fuzz/obj -name '*.d' 2>/dev/null)
