@@ -1,0 +1,602 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * node.h - places with memory, as the memory manager sees them
+ *
+ * A node knows bytes, extents and slots; it knows nothing of pages, spaces or
+ * clients. There are two kinds. A NODE_MEM node gives out extents: memory that
+ * can be mapped, with a file descriptor to share (host DRAM). A NODE_BLOCK node
+ * gives out slots of a file or block device and moves bytes between a slot and
+ * memory, asynchronously (NVMe). Which page lives where, what is evicted and
+ * what is worth writing is the caller's business.
+ *
+ * Threads. Every call and every callback is on the event loop's thread unless
+ * its text says otherwise. No call blocks. No callback runs inside the call that
+ * started the operation: they come from node_poll() and from work_poll() of
+ * the pool given at creation.
+ *
+ * The loop. Watch node_fd() and work_fd(); each round call work_poll() and
+ * node_poll(), then sleep no longer than node_next_deadline(). I/O handed in
+ * is started by the next node_poll(), so that a round's I/O goes to the kernel
+ * in one system call; node_kick() starts it earlier.
+ */
+#ifndef KVMM_DAEMON_NODE_NODE_H
+#define KVMM_DAEMON_NODE_NODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/node/work.h"
+
+/* I/O addresses and slots are multiples of this; lengths are rounded up to it */
+#define NODE_ALIGN		4096u
+
+#define NODE_NO_DEADLINE	UINT64_MAX
+
+struct node_ops;		/* a back end's table: node_ops.h */
+
+enum node_kind {
+	NODE_MEM,		/* extents that can be mapped and shared */
+	NODE_BLOCK,		/* slots, reached by I/O */
+};
+
+enum node_state {
+	NODE_STARTING,		/* lock, size and format being checked: no slots yet */
+	NODE_ONLINE,
+	NODE_DEGRADED,		/* reads are served, writes refused with -EAGAIN */
+	NODE_FAILED,		/* everything is refused at once with -EIO */
+	NODE_OFFLINE,		/* being destroyed: everything is -ESHUTDOWN */
+};
+
+enum node_dir {
+	NODE_READ,
+	NODE_WRITE,
+};
+
+/* In order of service. Write-back always keeps a small share. */
+enum node_prio {
+	NODE_PRIO_DEMAND,	/* somebody waits */
+	NODE_PRIO_PREFETCH,
+	NODE_PRIO_WRITEBACK,
+	NODE_NR_PRIOS,
+};
+
+/**
+ * struct node_dir_stats - one direction of a block node; all only ever grow
+ * but the last four
+ * @ios:	completed well
+ * @bytes:	of those, moved, padding included
+ * @data_bytes:	of those, the callers' own (@bytes / @data_bytes on writes is
+ *		the node's share of write amplification)
+ * @late:	given up at a deadline while the kernel had them
+ * @expired:	given up at a deadline while still queued
+ * @cancelled:	taken back while queued
+ * @refused:	refused by node_submit(): state, queue full, writes off
+ * @eio:	media errors: EIO and what else the kernel says for them
+ * @enodata:	media errors reported as ENODATA (NVMe does)
+ * @erofs:	EROFS and EPERM
+ * @enospc:	ENOSPC, EDQUOT and EFBIG
+ * @nr_short:	short transfers
+ * @other:	any other errno
+ * @inflight:	in the kernel's hands now, late ones included
+ * @queued:	waiting here
+ * @queued_bytes: length of @inflight and @queued together
+ * @bytes_s:	measured bandwidth, bytes per second; 0 until measured
+ * @lat_ns:	measured time from start to end of one I/O
+ */
+struct node_dir_stats {
+	uint64_t	ios;
+	uint64_t	bytes;
+	uint64_t	data_bytes;
+	uint64_t	late;
+	uint64_t	expired;
+	uint64_t	cancelled;
+	uint64_t	refused;
+	uint64_t	eio;
+	uint64_t	enodata;
+	uint64_t	erofs;
+	uint64_t	enospc;
+	uint64_t	nr_short;
+	uint64_t	other;
+	uint64_t	inflight;
+	uint64_t	queued;
+	uint64_t	queued_bytes;
+	uint64_t	bytes_s;
+	uint64_t	lat_ns;
+};
+
+/**
+ * struct node_stats - what a node counts
+ * @dir:	per direction; block nodes only
+ * @crc_bad:	reads whose checksum was wrong
+ * @fixed_ios:	I/Os through registered buffers
+ * @fixed_bytes: memory registered for I/O now
+ * @plain_bytes: memory that should be registered but is not (RLIMIT_MEMLOCK)
+ * @bad_slots:	slots in quarantine; they count as neither used nor free
+ * @bad_bytes:	their bytes
+ * @zeroed_bytes: bytes ready for use (zero-written, or written before)
+ * @extents:	extents that exist
+ * @huge_bytes:	of them, backed by hugepages
+ * @probes:	probes of a degraded or failed device
+ */
+struct node_stats {
+	struct node_dir_stats	dir[2];
+	uint64_t		crc_bad;
+	uint64_t		fixed_ios;
+	uint64_t		fixed_bytes;
+	uint64_t		plain_bytes;
+	uint64_t		bad_slots;
+	uint64_t		bad_bytes;
+	uint64_t		zeroed_bytes;
+	uint64_t		extents;
+	uint64_t		huge_bytes;
+	uint64_t		probes;
+};
+
+/**
+ * struct node - what is common; back ends embed it, callers only read it
+ * @id:		the caller's number for it
+ * @capacity:	bytes that can be given out
+ * @used:	bytes given out, exactly; never above @capacity
+ * @max_len:	longest slot, bytes (block nodes)
+ * @why:	one sentence: why @state is what it is
+ * @on_state:	the caller may set it: called after every change of @state
+ * @arg:	the caller's, for @on_state
+ */
+struct node {
+	const struct node_ops	*ops;
+	enum node_kind		kind;
+	enum node_state		state;
+	uint32_t		id;
+	uint32_t		max_len;
+	uint64_t		capacity;
+	uint64_t		used;
+	struct work_pool	*pool;
+	struct node_stats	stats;
+	char			name[32];
+	char			why[200];
+	void			(*on_state)(struct node *n, enum node_state old);
+	void			*arg;
+};
+
+/* ---- making and ending ------------------------------------------------- */
+
+/**
+ * struct host_opts - what a host memory node should be like
+ * @name:	copied
+ * @bytes:	capacity
+ * @numa:	NUMA node to prefer, -1 for none
+ * @huge:	use 2 MiB hugepages for extents that ask, while there are some
+ */
+struct host_opts {
+	const char	*name;
+	uint32_t	id;
+	uint64_t	bytes;
+	int		numa;
+	bool		huge;
+};
+
+/**
+ * host_create() - make a host memory node; allocates no memory of @bytes
+ * @pool:	populating and giving back run there; must outlive the node
+ *
+ * Return: 0, -EINVAL, -ENOMEM. The caller owns *@ret: node_destroy().
+ */
+int host_create(const struct host_opts *opts, struct work_pool *pool,
+		struct node **ret);
+
+enum nvme_engine {
+	NVME_ENGINE_AUTO,	/* io_uring, threads where it is refused */
+	NVME_ENGINE_URING,	/* io_uring or nothing */
+	NVME_ENGINE_THREADS,	/* pread/pwrite on a pool of its own */
+};
+
+/**
+ * struct nvme_opts - what a slot store should be like; 0 means the default
+ * @name:	copied
+ * @path:	file (made when missing) or block device; copied
+ * @bytes:	size of the file; may be 0 for a block device: all of it. A file
+ *		or store of another size is refused with a sentence
+ * @seg_bytes:	segment; power of two, 1 MiB to 64 MiB; by default 64 MiB or
+ *		the largest of which the file holds 64
+ * @free_floor_pct: refuse to make a file that leaves less of the file system
+ *		free than this, per cent; 0: no floor
+ * @depth:	I/Os in the kernel's hands at once; 64
+ * @queue_max:	I/Os waiting here; 8192
+ * @engine:	see enum nvme_engine
+ * @threads:	for NVME_ENGINE_THREADS; 8
+ * @buffered:	no O_DIRECT, even where the file system has it
+ * @io_timeout_ns: an I/O the kernel keeps longer is given up; 500 ms
+ * @queue_timeout_ns: an I/O without deadline is given up when it waited this
+ *		long; 10 s
+ * @recover_ns:	a degraded device is online again after this time without a
+ *		miss; 30 s
+ * @probe_ns:	how often a degraded or failed device is probed; 1 s
+ * @lock_wait_ns: how long to wait for another daemon that has the store
+ *		locked; 10 s
+ * @check_ns:	how often the file is looked at (unlinked?); 5 s
+ * @zero_bytes_s: rate of background zero-writing; 256 MiB/s
+ * @degrade_after: misses in a row until NODE_DEGRADED; 3
+ * @fail_after:	misses in a row until NODE_FAILED; 8
+ */
+struct nvme_opts {
+	const char		*name;
+	const char		*path;
+	uint32_t		id;
+	uint32_t		seg_bytes;
+	uint64_t		bytes;
+	uint32_t		free_floor_pct;
+	uint32_t		depth;
+	uint32_t		queue_max;
+	uint32_t		threads;
+	enum nvme_engine	engine;
+	bool			buffered;
+	uint64_t		io_timeout_ns;
+	uint64_t		queue_timeout_ns;
+	uint64_t		recover_ns;
+	uint64_t		probe_ns;
+	uint64_t		lock_wait_ns;
+	uint64_t		check_ns;
+	uint64_t		zero_bytes_s;
+	uint32_t		degrade_after;
+	uint32_t		fail_after;
+};
+
+/**
+ * nvme_create() - make a slot store node
+ * @pool:	checksums run there; must outlive the node
+ *
+ * Returns at once with the node NODE_STARTING; opening, locking, sizing and
+ * the superblock are done in the background. Then it is NODE_ONLINE with
+ * @capacity and @max_len set, or NODE_FAILED with the sentence in @why, for
+ * good (destroy it). There is no journal yet: a store starts empty.
+ *
+ * Return: 0, -EINVAL, -ENOMEM, or the errno of io_uring_setup(2) when only
+ * io_uring was allowed. The caller owns *@ret: node_destroy().
+ */
+int nvme_create(const struct nvme_opts *opts, struct work_pool *pool,
+		struct node **ret);
+
+/**
+ * node_destroy() - end a node
+ * @n:		NULL is fine
+ * @deadline_ns: absolute CLOCK_MONOTONIC
+ *
+ * Refuses what is new, fails what is queued (-ESHUTDOWN), waits for what the
+ * kernel or a worker has. All callbacks are called from inside, as are those
+ * of other jobs of the pool. Extents must have been put before; a block node
+ * must end before the memory nodes paired with it.
+ *
+ * Return: 0, or -ETIMEDOUT (I/O is stuck in the kernel), or -EBUSY (extents
+ * exist): the node then still exists, and no memory that the kernel may
+ * still write has been freed. Call again later, or exit.
+ */
+int node_destroy(struct node *n, uint64_t deadline_ns);
+
+/* ---- the loop ------------------------------------------------------------ */
+
+/** node_fd() - what to watch for EPOLLIN, or -1 when there is nothing */
+int node_fd(const struct node *n);
+
+/**
+ * node_poll() - start what was handed in, reap what is done, keep deadlines
+ * @budget:	at most so many completions; 0 for all there are now
+ *
+ * Return: how many completions were reaped. At @budget there may be more.
+ */
+unsigned int node_poll(struct node *n, unsigned int budget);
+
+/** node_kick() - start what was handed in, without any callback */
+void node_kick(struct node *n);
+
+/**
+ * node_next_deadline() - when node_poll() wants to be called next
+ *
+ * Return: absolute CLOCK_MONOTONIC ns (0: at once), or NODE_NO_DEADLINE.
+ */
+uint64_t node_next_deadline(const struct node *n);
+
+/**
+ * node_status() - one line for people: engine, O_DIRECT, fixed buffers, what is
+ * out of the ordinary (the file was unlinked, hugepages ran out, ...)
+ */
+void node_status(const struct node *n, char *buf, size_t len);
+
+/** node_check() - conservation laws of @n, for assert(); true when they hold */
+bool node_check(const struct node *n);
+
+/* ---- extents (NODE_MEM) -------------------------------------------------- */
+
+#define EXTENT_HUGE	0x1u	/* wants hugepages; shows whether it got them */
+
+/**
+ * struct extent - memory of a node
+ * @fd:		read-write, never to be given to a client: see extent_fd_ro()
+ * @addr:	where the daemon has it mapped, read-write
+ * @bytes:	its size, what is charged to the node
+ * @flags:	EXTENT_*
+ * @id:		unique in the life of the node, from 1
+ *
+ * A memfd of mode 0400, sealed against shrink, grow and further seals and
+ * against nothing else: a restarted daemon must be able to map it read-write
+ * and to punch it. Populated and zero.
+ */
+struct extent {
+	struct node	*node;
+	int		fd;
+	uint32_t	flags;
+	void		*addr;
+	uint64_t	bytes;
+	uint64_t	id;
+};
+
+/**
+ * extent_cb - callback of node_extent_get() and node_extent_put()
+ * @ext:	the new extent, the callee's until node_extent_put(); NULL on error
+ * @err:	0, -ENOMEM, -EMFILE, ... ; -ESHUTDOWN when the node ended first
+ */
+typedef void (*extent_cb)(struct extent *ext, int err, void *arg);
+
+/**
+ * node_extent_get() - ask for an extent
+ * @bytes:	multiple of NODE_ALIGN
+ * @flags:	EXTENT_HUGE
+ * @cb:		called once, later, from work_poll(), unless an error is returned
+ *
+ * @bytes are charged to the node from this call on.
+ *
+ * Return: 0, -ENOSPC (over the node's capacity), -EINVAL, -ENOMEM, -ESHUTDOWN.
+ */
+int node_extent_get(struct node *n, uint64_t bytes, uint32_t flags,
+		    extent_cb cb, void *arg);
+
+/**
+ * node_extent_put() - give an extent back
+ * @cb:		called later from work_poll() when the memory is gone and the
+ *		node's account is down by it; its @ext is NULL. NULL: nobody
+ *		wants to know
+ *
+ * Ends registrations for I/O first, then punches, unmaps and closes it, in
+ * the background. What another process still maps stays mapped there, as
+ * zeroes.
+ *
+ * Return: 0; -EBUSY when a paired block node has an I/O on it that is not
+ * released: then nothing was done.
+ */
+int node_extent_put(struct extent *ext, extent_cb cb, void *arg);
+
+/**
+ * extent_fd_ro() - a read-only file description of an extent, for a client
+ *
+ * Return: an fd (close-on-exec, the caller's), or a negative errno.
+ */
+int extent_fd_ro(const struct extent *ext);
+
+/**
+ * extent_fd_rw() - a read-write file description of an extent, for a writer
+ *
+ * Return: an fd (close-on-exec, the caller's), or a negative errno.
+ */
+int extent_fd_rw(const struct extent *ext);
+
+/**
+ * node_pair() - let a memory node's extents be registered for a block node's I/O
+ *
+ * From now on the extents of @mem are registered with @blk before they are
+ * handed out and unregistered before they are punched. As far as
+ * RLIMIT_MEMLOCK allows; I/O on others works all the same. Call it before the
+ * first extent is asked for.
+ *
+ * Return: 0, -EINVAL (kinds), -EBUSY (extents exist), -ENOSPC (8 already).
+ */
+int node_pair(struct node *mem, struct node *blk);
+
+/* ---- slots and I/O (NODE_BLOCK) -------------------------------------------- */
+
+/**
+ * struct node_slot - a place for one immutable run of bytes
+ * @off:	byte offset in the store; identifies the slot
+ * @seq:	never given out twice, part of the checksum: a page that is read
+ *		with the slot of its predecessor is found out
+ */
+struct node_slot {
+	uint64_t	off;
+	uint64_t	seq;
+};
+
+/**
+ * node_slot_alloc() - take a free slot
+ * @len:	bytes that will be written, 1 to @max_len
+ *
+ * Charges @len rounded up to NODE_ALIGN.
+ *
+ * Return: 0; -ENOSPC: no free slot of that size and no empty segment: free
+ * slots of that size, or see node_slot_victim(); -EAGAIN (starting), -EIO
+ * (failed), -E2BIG, -EINVAL, -ESHUTDOWN.
+ */
+int node_slot_alloc(struct node *n, uint32_t len, struct node_slot *slot);
+
+/**
+ * node_slot_free() - give a slot back
+ *
+ * No I/O on it may be unreleased. A slot whose write failed or whose checksum
+ * was wrong goes to quarantine instead of the free list.
+ *
+ * Return: 0, or -EINVAL when it was not in use (counted on, never fatal).
+ */
+int node_slot_free(struct node *n, const struct node_slot *slot);
+
+/**
+ * node_slot_bytes() - what a slot for @len bytes is charged
+ */
+static inline uint64_t node_slot_bytes(uint32_t len)
+{
+	return ((uint64_t)len + NODE_ALIGN - 1) & ~(uint64_t)(NODE_ALIGN - 1);
+}
+
+/**
+ * struct node_range - a segment, as node_slot_victim() names it
+ * @off:	first byte
+ * @end:	first byte after it
+ * @slot_bytes:	size of its slots
+ * @nr_used:	slots in use
+ */
+struct node_range {
+	uint64_t	off;
+	uint64_t	end;
+	uint32_t	slot_bytes;
+	uint32_t	nr_used;
+};
+
+/**
+ * node_slot_victim() - the segment whose slots are best freed to make room for
+ * slots of another size
+ * @len:	what room is wanted for
+ * @nth:	0 for the emptiest, 1 for the next, ...
+ * @r:		the answer: free every slot with off <= slot.off < end
+ *
+ * Return: 0, or -ENOENT.
+ */
+int node_slot_victim(struct node *n, uint32_t len, unsigned int nth,
+		     struct node_range *r);
+
+/**
+ * struct node_io - one transfer between a slot and memory
+ * @dir:	NODE_READ or NODE_WRITE
+ * @prio:	see node_io_raise()
+ * @len:	bytes of data; what moves is rounded up to NODE_ALIGN, and the memory
+ *		must be there up to that length
+ * @slot:	from node_slot_alloc(), which must have been called with this @len
+ *		rounded up the same
+ * @addr:	multiple of NODE_ALIGN
+ * @ident:	opaque bytes that say whose data it is; part of the checksum
+ * @ident_len:	their number, at most 256
+ * @crc:	write: filled in when @done is called with 0. read: the expected one
+ * @deadline_ns: absolute CLOCK_MONOTONIC, 0 for the node's defaults
+ * @done:	see below
+ * @release:	see below
+ * @arg:	the caller's
+ * @result:	what became of the transfer itself; valid in @release
+ * @late:	@done was called before the transfer was over
+ *
+ * The caller zeroes it, fills it in, and leaves it, @ident, the slot and the
+ * memory alone until @release. Every I/O that node_submit() accepted gets
+ * exactly one call of @done and then exactly one of @release:
+ *
+ *	normal		done(result), and release directly after it
+ *	cancelled	done(-ECANCELED), release directly after it
+ *	late		done(-ETIMEDOUT) at the deadline; release only when
+ *			neither kernel nor workers use memory, slot or @ident
+ *			any more, which may be much later
+ *
+ * So an answer is given in @done, and frame, slot and the I/O itself are given
+ * back in @release and nowhere else. In @release of a late I/O @result tells
+ * how the transfer ended after all: a late read with 0 has the right, checked
+ * bytes in memory; a late write with 0 is on the medium and @crc is filled in.
+ *
+ * Results: 0; -EBADMSG the checksum is wrong: a miss; -EIO, also when
+ * the kernel said ENODATA; -EROFS; -ENOSPC; -ETIMEDOUT; -ECANCELED;
+ * -ESHUTDOWN. Both callbacks may call any node function but node_poll() and
+ * node_destroy(); @release may free or resubmit the I/O.
+ */
+struct node_io {
+	enum node_dir	dir;
+	enum node_prio	prio;
+	uint32_t	len;
+	uint32_t	crc;
+	struct node_slot slot;
+	void		*addr;
+	const void	*ident;
+	uint32_t	ident_len;
+	bool		late;
+	int		result;
+	uint64_t	deadline_ns;
+	void		(*done)(struct node_io *io, int result);
+	void		(*release)(struct node_io *io);
+	void		*arg;
+	struct node_io_priv {
+		struct node	*node;
+		struct node_io	*prev, *next;	/* queue or in-flight list */
+		uint64_t	start_ns;	/* when the kernel got it */
+		uint64_t	expire_ns;	/* key in the deadline heap */
+		uint32_t	heap_ix;	/* 0: not in it */
+		uint8_t		stage;
+		uint8_t		parts;		/* engine, checksum outstanding */
+		uint8_t		flags;
+		int8_t		fault;
+		int		res;		/* as the engine gave it */
+		int		fixed;		/* buffer index, -1 plain */
+		uint32_t	crc;		/* as computed */
+		struct work	crc_work;
+		struct work	io_work;
+	} priv;
+};
+
+/**
+ * node_submit() - hand an I/O in
+ *
+ * Return: 0: accepted, @done and @release will be called; otherwise nothing
+ * was done and no callback comes: -EAGAIN (queue full, starting, writes to a
+ * degraded node), -EIO (failed), -EROFS, -ENOSPC (writes are off),
+ * -ETIMEDOUT (@deadline_ns is past), -EINVAL, -ENOMEM, -ESHUTDOWN.
+ */
+int node_submit(struct node *n, struct node_io *io);
+
+/**
+ * node_io_cancel() - take an I/O back that has not been started
+ *
+ * Return: 0: @done(-ECANCELED) and @release will come from the next
+ * node_poll(); -EALREADY: it has been started and completes as usual.
+ */
+int node_io_cancel(struct node_io *io);
+
+/** node_io_raise() - somebody waits for it now: serve it as @prio if queued */
+void node_io_raise(struct node_io *io, enum node_prio prio);
+
+/**
+ * node_io_deadline() - move an I/O's deadline (a further waiter came)
+ *
+ * No effect when @done was called already.
+ */
+void node_io_deadline(struct node_io *io, uint64_t deadline_ns);
+
+/**
+ * node_writable() - would node_submit() take a write now, as far as state,
+ * ENOSPC and EROFS are concerned? Ask before choosing what to demote.
+ */
+bool node_writable(const struct node *n);
+
+/**
+ * node_estimate_us() - how long @len bytes would take if handed in now
+ *
+ * What is queued at the same or a better priority, measured bandwidth and
+ * latency. Before anything was measured: a guess of 1 GB/s and 100 us.
+ *
+ * Return: microseconds, UINT32_MAX when the node would refuse it.
+ */
+uint32_t node_estimate_us(const struct node *n, enum node_dir dir,
+			  uint32_t len);
+
+/**
+ * node_buf_add() - register memory for I/O; extents of paired nodes need not
+ * @addr:	multiple of NODE_ALIGN
+ *
+ * Context: any thread.
+ * Return: 0, -ENOMEM (over RLIMIT_MEMLOCK), -ENOSPC (table full), -EINVAL,
+ * -EOPNOTSUPP (this engine has no such thing). I/O on it works all the same.
+ */
+int node_buf_add(struct node *n, void *addr, uint64_t len);
+
+/**
+ * node_buf_del() - end a registration
+ *
+ * No I/O on the memory may be unreleased. A registration keeps the pages it was
+ * made with: punch or unmap before this and they are not freed, and I/O goes
+ * to the old ones. Unknown memory is ignored. Context: any thread.
+ */
+void node_buf_del(struct node *n, void *addr);
+
+/** node_buf_busy() - is there an unreleased I/O on this memory? */
+bool node_buf_busy(const struct node *n, const void *addr, uint64_t len);
+
+#endif
