@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The index of a space: from (key, group) to the frame on a node, or to the
+ * fact that the page lives somewhere below. Readers need no lock, no system
+ * call and no trust: a line is 64 bytes guarded by a version, and whatever it
+ * says about a frame is checked against the frame's word after pinning.
+ *
+ * Shape. Lines stand in buckets of four (256 bytes). A page has two candidate
+ * buckets; its home line is the one the hash names in the first, and probing
+ * goes round that bucket from there, then round the second bucket: at most
+ * %INDEX_PROBES lines. So a hit nearly always costs one line, and nobody who
+ * chooses keys can make a reader walk. The same page has one line per mappable
+ * node that holds it (@node = the node), and one line with @node =
+ * %INDEX_NODE_BELOW as soon as a node that cannot be mapped holds it.
+ *
+ * Versions. word0 holds a 32-bit version, odd while the daemon writes. A writer
+ * stores word0 odd, then the other words with release, then word0 even with
+ * release. A reader loads word0, the words, each with acquire, then word0
+ * again: if it saw any word of a later write, it also sees that write's word0.
+ * No fence is needed, so that ThreadSanitizer can follow. A reader retries an
+ * odd or changing line %INDEX_RETRIES times (the daemon may have died in the
+ * middle) and then takes it for a miss.
+ *
+ * Hash. key_mix() with a per-space seed. The seed is readable to the clients of
+ * the space, so collisions can be made by its own writers; all they buy is that
+ * pages of their own space are pushed out.
+ *
+ * Growth. A larger index is a new memfd with a new epoch. The old one stays
+ * readable for whoever mapped it, frozen: its entries age into misses.
+ */
+#ifndef KVMM_IPC_INDEX_H
+#define KVMM_IPC_INDEX_H
+
+#include <stdbool.h>
+#include <string.h>
+
+#include "ipc/abi.h"
+#include "ipc/base/mix.h"
+
+#define INDEX_BUCKET		4	/* lines a bucket */
+#define INDEX_PROBES		(2 * INDEX_BUCKET)
+#define INDEX_RETRIES		64
+#define INDEX_NODE_BELOW	0xff
+
+/* flags of a line */
+#define INDEX_USED		1u
+#define INDEX_PENDING		2u	/* BELOW line: a load is on its way */
+
+/**
+ * struct index_line - one entry
+ * @word0:	version (low 32 bits), group (16), node (8), flags (8)
+ * @key:	the page's key, as four little-endian words
+ * @fword:	the frame's word as it must be for a hit; BELOW: node bitmap
+ * @frame:	low half: frame number; BELOW: the node to load from.
+ *		high half: cost_us, what recomputing the page costs
+ * @aux:	low half: pos, first token's position; high half: raw bytes
+ */
+struct index_line {
+	_Atomic uint64_t	word0;
+	_Atomic uint64_t	key[4];
+	_Atomic uint64_t	fword;
+	_Atomic uint64_t	frame;
+	_Atomic uint64_t	aux;
+};
+static_assert(sizeof(struct index_line) == 64, "shm ABI");
+
+/**
+ * struct index - head of an index memfd
+ * @magic:	%KVMM_MAGIC_INDEX
+ * @size:	sizeof(struct index), and the offset of the lines
+ * @epoch:	which of the space's indexes this is; starts at 1
+ * @nr_lines:	a power of two, at least 2 * %INDEX_BUCKET
+ * @seed:	of the hash
+ */
+struct index {
+	uint64_t		magic;
+	uint32_t		size;
+	uint32_t		epoch;
+	uint64_t		nr_lines;
+	uint64_t		seed[2];
+	uint64_t		spare[507];
+	struct index_line	line[];
+};
+static_assert(sizeof(struct index) == 4096, "shm ABI");
+
+static inline uint64_t index_bytes(uint64_t nr_lines)
+{
+	return sizeof(struct index) + nr_lines * sizeof(struct index_line);
+}
+
+/**
+ * struct index_hash - where a page's lines may be
+ * @home:	home line
+ * @other:	first line of the second bucket
+ */
+struct index_hash {
+	uint64_t home;
+	uint64_t other;
+};
+
+static inline struct index_hash index_hash(uint64_t nr_lines,
+					   const uint64_t seed[2],
+					   const uint64_t key[4],
+					   uint16_t group, uint8_t node)
+{
+	uint64_t h = key_mix(key, seed[0], seed[1],
+			     (uint32_t)group << 8 | node);
+	uint64_t mask = nr_lines - 1;
+	uint64_t a = h & mask;
+	uint64_t b = (h >> 32 ^ h << 13) & mask & ~(uint64_t)(INDEX_BUCKET - 1);
+
+	if (b == (a & ~(uint64_t)(INDEX_BUCKET - 1)))
+		b = (b + INDEX_BUCKET) & mask;
+	return (struct index_hash){ .home = a, .other = b };
+}
+
+/* The i-th line to probe, 0 <= i < INDEX_PROBES. */
+static inline uint64_t index_probe(struct index_hash h, unsigned int i)
+{
+	if (i < INDEX_BUCKET)
+		return (h.home & ~(uint64_t)(INDEX_BUCKET - 1)) |
+		       ((h.home + i) & (INDEX_BUCKET - 1));
+	return h.other + (i - INDEX_BUCKET);
+}
+
+static inline uint64_t index_word0(uint32_t version, uint16_t group,
+				   uint8_t node, uint8_t flags)
+{
+	return (uint64_t)version | (uint64_t)group << 32 |
+	       (uint64_t)node << 48 | (uint64_t)flags << 56;
+}
+
+/* What a reader takes out of a line. */
+struct index_hit {
+	uint64_t	fword;
+	uint32_t	frame;
+	uint32_t	cost_us;
+	uint32_t	pos;
+	uint32_t	raw_bytes;
+	uint8_t		flags;
+};
+
+/*
+ * Read one line. True if it is the wanted one and was read whole.
+ * Pairs with index_write() of the daemon (daemon/mm/index.c): word0 and the
+ * other words are acquire here and release there.
+ */
+static inline bool index_read_line(const struct index_line *l,
+				   const uint64_t key[4], uint16_t group,
+				   uint8_t node, struct index_hit *hit)
+{
+	uint64_t want = (uint64_t)group << 32 | (uint64_t)node << 48;
+	unsigned int i;
+
+	for (i = 0; i < INDEX_RETRIES; i++) {
+		uint64_t w = atomic_load_explicit(&l->word0,
+						  memory_order_acquire);
+		uint64_t fr, aux;
+		bool same;
+
+		if (w & 1)
+			continue;	/* being written */
+		if (!(w >> 56 & INDEX_USED) ||
+		    (w & UINT64_C(0x00ffffff00000000)) != want)
+			return false;
+		same = atomic_load_explicit(&l->key[0], memory_order_acquire)
+				== key[0] &&
+		       atomic_load_explicit(&l->key[1], memory_order_acquire)
+				== key[1] &&
+		       atomic_load_explicit(&l->key[2], memory_order_acquire)
+				== key[2] &&
+		       atomic_load_explicit(&l->key[3], memory_order_acquire)
+				== key[3];
+		hit->fword = atomic_load_explicit(&l->fword,
+						  memory_order_acquire);
+		fr = atomic_load_explicit(&l->frame, memory_order_acquire);
+		aux = atomic_load_explicit(&l->aux, memory_order_acquire);
+		if (atomic_load_explicit(&l->word0, memory_order_relaxed) != w)
+			continue;
+		hit->frame = (uint32_t)fr;
+		hit->cost_us = fr >> 32;
+		hit->pos = (uint32_t)aux;
+		hit->raw_bytes = aux >> 32;
+		hit->flags = w >> 56;
+		return same;
+	}
+	return false;
+}
+
+/* Find (key, group) on @node, or below. At most INDEX_PROBES lines. */
+static inline bool index_find(const struct index *ix,
+			      struct index_hash h, const uint64_t key[4],
+			      uint16_t group, uint8_t node,
+			      struct index_hit *hit)
+{
+	unsigned int i;
+
+	for (i = 0; i < INDEX_PROBES; i++)
+		if (index_read_line(&ix->line[index_probe(h, i)], key, group,
+				    node, hit))
+			return true;
+	return false;
+}
+
+#endif

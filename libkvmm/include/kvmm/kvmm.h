@@ -1,0 +1,772 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libkvmm - find, pin and share KV-cache pages of a host's kvmmd.
+ *
+ * General rules
+ *   - Return 0 or a count, or -errno; kvmm_error() has the sentence.
+ *   - [H] marks hot calls: no system call, no message, no lock shared with
+ *     another process. One that posts rings a doorbell only when the daemon
+ *     sleeps.
+ *   - Nothing blocks, except set-up calls (open, join, attach, win_open,
+ *     win_sync, reserve), which are bounded by &kvmm_open_opts.call_timeout_ns,
+ *     and calls that take an absolute CLOCK_MONOTONIC deadline in nanoseconds.
+ *   - Nothing logs, aborts, or starts a thread.
+ *   - Handles of different requests may be used from different threads; one
+ *     request belongs to one thread at a time.
+ *   - In a child after fork(2) every call answers -ECHILD.
+ *   - Daemon away: [H] calls answer a miss or -EAGAIN, others -ENOTCONN; what
+ *     was hit stays readable; kvmm_poll() reconnects.
+ *   - All option structs begin with their size and may grow at the end.
+ */
+#ifndef KVMM_KVMM_H
+#define KVMM_KVMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/uio.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KVMM_API __attribute__((visibility("default")))
+
+/* -- nouns ----------------------------------------------------------------- */
+
+struct kvmm;			/* a connection; made by kvmm_open() */
+struct kvmm_space;		/* a KV identity; made by kvmm_space_attach() */
+struct kvmm_win;		/* a view of (class, node); by kvmm_win_open() */
+struct kvmm_req;		/* owns pins and OPEN frames; by kvmm_req_open() */
+
+/* Dense per (space, class, node). 0 is the null frame: private scratch. */
+typedef uint32_t kvmm_frame_t;
+typedef uint8_t  kvmm_node_t;
+
+#define KVMM_NODE_NONE	0xff
+
+struct kvmm_key {
+	uint8_t b[32];
+};
+
+enum kvmm_mode {
+	KVMM_MODE_ON		= 0,
+	KVMM_MODE_OBSERVE	= 1,	/* matches count and answer MISS */
+	KVMM_MODE_BYPASS	= 2,	/* MISS; publish -EAGAIN */
+	KVMM_MODE_READONLY	= 3,	/* hits; publish -EROFS */
+};
+
+enum kvmm_rights {
+	KVMM_RO	= 1,
+	KVMM_RW	= 2,
+};
+
+enum kvmm_node_kind {
+	KVMM_NODE_HOST	= 1,		/* DRAM; mappable */
+	KVMM_NODE_CUDA	= 2,		/* HBM; mappable */
+	KVMM_NODE_NVME	= 3,		/* block */
+	KVMM_NODE_REMOTE = 4,
+};
+
+/* How a group's pages are needed. */
+enum kvmm_rule {
+	KVMM_FULL	= 1,		/* all of [0, n) */
+	KVMM_WINDOW	= 2,		/* [n - window_pages, n) */
+	KVMM_LAST	= 3,		/* a snapshot at n */
+	KVMM_BLOB	= 4,		/* one key, any length */
+};
+
+enum kvmm_seg_what {
+	KVMM_SEG_K = 1, KVMM_SEG_V, KVMM_SEG_KV, KVMM_SEG_STATE,
+	KVMM_SEG_SCALE, KVMM_SEG_INDEX,
+};
+
+enum kvmm_seg_shard {
+	KVMM_MIRROR = 1,		/* every rank holds all of it */
+	KVMM_STRIPE = 2,		/* equal parts by rank */
+};
+
+enum kvmm_hit_state {
+	KVMM_MISS	= 0,
+	KVMM_HIT	= 1,		/* on the asked node; pinned by match */
+	KVMM_PENDING	= 2,		/* on its way, or not mapped here yet */
+	KVMM_LOWER	= 3,		/* on another node: fetch */
+	KVMM_SKIP	= 4,		/* not needed by the group's rule */
+};
+
+enum kvmm_end {
+	KVMM_UNKNOWN	= 0,
+	KVMM_ENDED	= 1,		/* the conversation is over */
+	KVMM_CONTINUES	= 2,		/* comes back, as after a tool call */
+};
+
+enum kvmm_verdict {
+	KVMM_BAD	= 1,		/* the bytes are not what the key says */
+};
+
+/* struct kvmm_engine.flags */
+#define KVMM_LEADER	(1u << 0)	/* matches, allocates, publishes */
+#define KVMM_NO_STEP	(1u << 1)	/* computes nothing: has no step word */
+
+/* struct kvmm_desc.flags */
+#define KVMM_MUST_JOIN	(1u << 0)	/* -EPROTO instead of a new space when one
+					   of the same model and abi_tag exists */
+/* struct kvmm_pub.flags */
+#define KVMM_PUB_ROOT	(1u << 0)	/* a root of its own: no parent */
+#define KVMM_PUB_CRC	(1u << 1)	/* @crc is CRC32C of the data: check it */
+
+/* kvmm_alloc() flags */
+#define KVMM_EVICT_OK	(1u << 0)	/* the want may evict cached pages */
+
+/* -- connection ------------------------------------------------------------ */
+
+/**
+ * struct kvmm_open_opts - how to connect
+ * @size:	sizeof(struct kvmm_open_opts)
+ * @flags:	0
+ * @call_timeout_ns: bound of each set-up call; 0 = 2 s
+ * @name:	program name shown by kvmmctl; NULL = the process's own
+ */
+struct kvmm_open_opts {
+	uint32_t	size;
+	uint32_t	flags;
+	uint64_t	call_timeout_ns;
+	const char	*name;
+};
+
+/**
+ * kvmm_open() - connect to a kvmmd
+ * @socket:	path; NULL = $KVMM_SOCKET, else /run/kvmm/default.sock
+ * @opts:	NULL = defaults
+ * @ret:	the connection; written on success only
+ *
+ * The socket decides tenant and rights. Context: any thread; blocks for one
+ * round trip.
+ * Return: 0, -ENOTCONN (nobody listens), -EPROTO (no common ABI), -EACCES,
+ * -EUSERS (too many clients), -ETIMEDOUT, -EINVAL. The caller owns *@ret.
+ */
+KVMM_API int kvmm_open(const char *socket, const struct kvmm_open_opts *opts,
+		       struct kvmm **ret);
+
+/**
+ * kvmm_close() - end a connection, its spaces, windows and requests
+ * @k:	NULL is fine
+ *
+ * No handle made from @k may be used afterwards. Mappings go.
+ */
+KVMM_API void kvmm_close(struct kvmm *k);
+
+/**
+ * struct kvmm_engine - which engine this process is a member of
+ * @size:	sizeof(struct kvmm_engine)
+ * @flags:	%KVMM_LEADER, %KVMM_NO_STEP
+ * @token:	the same 16 bytes in every member; bound to the socket
+ * @rank:	of the members with a step word: 0 .. @world - 1
+ * @world:	how many members have a step word
+ */
+struct kvmm_engine {
+	uint32_t	size;
+	uint32_t	flags;
+	uint8_t		token[16];
+	uint32_t	rank;
+	uint32_t	world;
+};
+
+/**
+ * kvmm_join() - become a member of an engine
+ * @k:	connection with no space attached yet
+ * @e:	copied
+ *
+ * Without it a process is an engine of one. References of an engine end when
+ * all its members have exited.
+ * Return: 0, -EPROTO (another world), -EEXIST (rank or leader taken), -EBUSY
+ * (spaces are attached), -EOWNERDEAD (the engine is dying), -EINVAL,
+ * -ENOTCONN, -ETIMEDOUT.
+ */
+KVMM_API int kvmm_join(struct kvmm *k, const struct kvmm_engine *e);
+
+/**
+ * kvmm_fd() - a descriptor to wait on
+ *
+ * An epoll fd, readable when kvmm_poll() has something to do. Owned by @k.
+ */
+KVMM_API int kvmm_fd(struct kvmm *k);
+
+/**
+ * kvmm_next_deadline() - [H] until when the caller may sleep before kvmm_poll()
+ *
+ * Return: absolute CLOCK_MONOTONIC, ns; UINT64_MAX: as long as it likes.
+ */
+KVMM_API uint64_t kvmm_next_deadline(struct kvmm *k);
+
+/**
+ * struct kvmm_result - one page of a completion
+ * @result:	0 or -errno
+ * @frame:	where the page is; 0 = nowhere
+ */
+struct kvmm_result {
+	int32_t		result;
+	kvmm_frame_t	frame;
+};
+
+enum kvmm_op {
+	KVMM_OP_PUBLISH	= 1,
+	KVMM_OP_FETCH	= 2,
+	KVMM_OP_PING	= 3,
+};
+
+/**
+ * struct kvmm_done - a completion
+ * @tag:	the caller's
+ * @op:		enum kvmm_op
+ * @result:	0: look at the pages; -ETIMEDOUT, -ECANCELED, -ESTALE (another
+ *		daemon), -ENOTCONN: nothing was done to any
+ * @first:	fetch: first page of the request's hits; publish: 0
+ * @n:		elements of @res
+ * @res:	valid until the next kvmm_poll() of this connection
+ */
+struct kvmm_done {
+	uint64_t		tag;
+	uint32_t		op;
+	int32_t			result;
+	uint32_t		first;
+	uint32_t		n;
+	const struct kvmm_result *res;
+};
+
+/**
+ * kvmm_poll() - take completions, run what waits for a step, reconnect
+ * @k:		connection
+ * @done:	written up to the return value
+ * @max:	elements of @done
+ *
+ * Never blocks. No system call while the daemon is connected and neither side
+ * sleeps. Arms kvmm_fd() when it returns 0.
+ * Return: completions taken; -ENOTCONN when the daemon is away and nothing is
+ * left to take; -EOWNERDEAD when the engine is dying and nothing is left.
+ */
+KVMM_API int kvmm_poll(struct kvmm *k, struct kvmm_done *done,
+		       unsigned int max);
+
+/**
+ * kvmm_ping() - [H] a round trip through the rings
+ * @tag:	comes back as %KVMM_OP_PING
+ * Return: 0, -EAGAIN (ring full), -ENOTCONN.
+ */
+KVMM_API int kvmm_ping(struct kvmm *k, uint64_t tag);
+
+/** kvmm_epoch() - [H] changes when a daemon was replaced */
+KVMM_API uint64_t kvmm_epoch(const struct kvmm *k);
+
+/** kvmm_error() - this thread's last sentence; "" when there was none */
+KVMM_API const char *kvmm_error(const struct kvmm *k);
+
+/**
+ * struct kvmm_node_info - one node
+ * @below:	node it demotes to, %KVMM_NODE_NONE
+ */
+struct kvmm_node_info {
+	char		name[16];
+	uint8_t		kind;		/* enum kvmm_node_kind */
+	uint8_t		below;
+	uint8_t		spare[6];
+	uint64_t	size_bytes;
+	uint64_t	extent_bytes;
+};
+
+struct kvmm_info {
+	uint32_t	size;		/* in: sizeof(struct kvmm_info) */
+	uint32_t	abi;
+	uint32_t	rights;		/* enum kvmm_rights */
+	uint32_t	nr_nodes;
+	uint64_t	epoch;
+	char		tenant[64];
+	char		daemon_version[16];
+	char		library_version[16];
+	struct kvmm_node_info node[16];
+};
+
+/** kvmm_info() - versions, tenant, rights and nodes, as of the last connect */
+KVMM_API int kvmm_info(struct kvmm *k, struct kvmm_info *info);
+
+/** kvmm_node_find() - index of a node by name; -ENOENT */
+KVMM_API int kvmm_node_find(struct kvmm *k, const char *name);
+
+/* -- step words: the only fence -------------------------------------------- */
+
+/**
+ * kvmm_step_done() - [H] all device and CPU work up to @step is complete
+ * @step: monotonic; a smaller one than before is ignored
+ *
+ * Runs unpins that waited for it. Rings only if the daemon waits for this step.
+ * Return: 0 or -ECHILD.
+ */
+KVMM_API int kvmm_step_done(struct kvmm *k, uint64_t step);
+
+/** kvmm_step_word() - the word itself, a cache line of its own; NULL if none */
+KVMM_API uint64_t *kvmm_step_word(struct kvmm *k);
+
+/** kvmm_step_engine() - [H] the engine's step: the minimum over its members */
+KVMM_API uint64_t kvmm_step_engine(const struct kvmm *k);
+
+/* -- spaces ---------------------------------------------------------------- */
+
+/**
+ * struct kvmm_seg - a part of a page
+ * @bytes:	of the whole gang
+ * @align:	power of two
+ * @layer:	of the model
+ * @what:	enum kvmm_seg_what
+ * @shard:	enum kvmm_seg_shard
+ */
+struct kvmm_seg {
+	uint32_t	bytes;
+	uint32_t	align;
+	uint16_t	layer;
+	uint8_t		what;
+	uint8_t		shard;
+};
+
+struct kvmm_class {
+	const char	*name;
+	uint32_t	page_bytes;	/* = sum of the segments' bytes */
+	uint32_t	nsegs;
+	const struct kvmm_seg *segs;
+};
+
+struct kvmm_group {
+	uint16_t	class_ix;
+	uint8_t		rule;		/* enum kvmm_rule */
+	uint8_t		spare;
+	uint32_t	block_tokens;	/* tokens of a page */
+	uint32_t	window_pages;	/* WINDOW only */
+};
+
+/**
+ * struct kvmm_desc - what a space is
+ * @size:	sizeof(struct kvmm_desc)
+ * @flags:	%KVMM_MUST_JOIN; not part of the identity
+ *
+ * Every other field is part of the identity, and so is the tenant of the
+ * socket: two processes share pages if and only if all of it is equal.
+ */
+struct kvmm_desc {
+	uint32_t	size;
+	uint32_t	flags;
+	const char	*model;
+	const char	*revision;
+	const char	*kv_dtype;
+	const char	*scale_format;
+	const char	*layout;
+	const char	*abi_tag;
+	const char	*salt;
+	uint16_t	world;		/* ranks a page is sharded over, >= 1 */
+	uint16_t	nclasses;
+	uint16_t	ngroups;
+	uint16_t	spare;
+	const struct kvmm_class *classes;
+	const struct kvmm_group *groups;
+};
+
+/**
+ * kvmm_space_attach() - create or join a space
+ * @desc:	copied
+ *
+ * Return: 0; -EINVAL (the sentence names the field, as when a class's segments
+ * do not sum to its page_bytes); -EPROTO (a member of the same engine
+ * described it otherwise, or %KVMM_MUST_JOIN); -ENOENT (a read-only client and
+ * no such space); -ENOSPC; -EUSERS (256 spaces); -ENOTCONN; -ETIMEDOUT.
+ * The caller owns *@ret: kvmm_space_detach().
+ */
+KVMM_API int kvmm_space_attach(struct kvmm *k, const struct kvmm_desc *desc,
+			       struct kvmm_space **ret);
+
+/** kvmm_space_detach() - leave; its requests and windows must be closed */
+KVMM_API void kvmm_space_detach(struct kvmm_space *sp);
+
+/** kvmm_space_id() - SHA-256 of the canonical descriptor and the tenant */
+KVMM_API int kvmm_space_id(const struct kvmm_space *sp, uint8_t id[32]);
+
+/** kvmm_mode() - [H] enum kvmm_mode of the space, now */
+KVMM_API int kvmm_mode(const struct kvmm_space *sp);
+
+/**
+ * kvmm_key_chain() - keys of a token sequence, pure
+ * @parent:	key before the first block; NULL = the space itself
+ * @tok:	@n tokens; only whole blocks of @block tokens get a key
+ * @extra:	mixed into every key (LoRA, image hashes), @nextra bytes
+ * @out:	@n / @block keys
+ *
+ * key = SHA-256("kvmm-key-1", parent or space id, u32 n, tokens, u32 nextra,
+ * extra), integers little-endian.
+ * Return: number of keys, or -EINVAL.
+ */
+KVMM_API int kvmm_key_chain(const struct kvmm_space *sp,
+			    const struct kvmm_key *parent,
+			    const uint32_t *tok, size_t n, unsigned int block,
+			    const void *extra, size_t nextra,
+			    struct kvmm_key *out);
+
+/** kvmm_key_wrap() - a key from an engine's own block hash, pure */
+KVMM_API int kvmm_key_wrap(const struct kvmm_space *sp, const void *hash,
+			   size_t len, struct kvmm_key *out);
+
+/* -- windows --------------------------------------------------------------- */
+
+/**
+ * struct kvmm_win_opts - what a window should be like
+ * @size:	sizeof(struct kvmm_win_opts)
+ * @rights:	%KVMM_RO or %KVMM_RW; 0 = what the socket grants
+ * @max_frames:	address space to reserve; 0 = the node's largest
+ * @spare:	0
+ * @on_extent:	called in win_open/win_sync/win_close when an extent comes
+ *		(@up = 1, mapped) or goes (@up = 0, still mapped); may be NULL
+ */
+struct kvmm_win_opts {
+	uint32_t	size;
+	uint32_t	rights;
+	uint32_t	max_frames;
+	uint32_t	spare;
+	void		(*on_extent)(void *arg, void *ptr, size_t bytes, int up);
+	void		*arg;
+};
+
+/**
+ * kvmm_win_open() - map a class's frames on a node into this process
+ * Return: 0, -EINVAL (no such class or node, or it cannot be mapped), -EACCES,
+ * -EBUSY (open already), -ENOSPC, -ENOMEM, -ENOTCONN, -ETIMEDOUT. The caller
+ * owns *@ret: kvmm_win_close().
+ */
+KVMM_API int kvmm_win_open(struct kvmm_space *sp, unsigned int cls,
+			   kvmm_node_t node, const struct kvmm_win_opts *opts,
+			   struct kvmm_win **ret);
+
+/** kvmm_win_close() - unmap; no request may use its frames any more */
+KVMM_API void kvmm_win_close(struct kvmm_win *w);
+
+/**
+ * kvmm_win_base() - [H] address of segment @seg of frame 0
+ *
+ * Fixed for the window's life, also over a change of daemon. Frame f lies at
+ * base + f * kvmm_win_stride(). Frame 0 is private scratch of this process.
+ */
+KVMM_API void *kvmm_win_base(const struct kvmm_win *w, unsigned int seg);
+
+/** kvmm_win_stride() - [H] bytes from frame to frame in segment @seg */
+KVMM_API size_t kvmm_win_stride(const struct kvmm_win *w, unsigned int seg);
+
+/** kvmm_win_ptr() - [H] segment of a frame; NULL if it is not mapped here */
+KVMM_API void *kvmm_win_ptr(const struct kvmm_win *w, unsigned int seg,
+			    kvmm_frame_t frame);
+
+/**
+ * kvmm_win_sync() - apply growth, give up extents
+ * @step: the last completed step
+ *
+ * The only call that maps or unmaps. No system call when nothing changed.
+ * After a change of daemon it attaches again, once the old requests have ended.
+ * Return: extents that came or went; -EBUSY (old requests are still open);
+ * -ENOTCONN; -ETIMEDOUT; -ENOMEM.
+ */
+KVMM_API int kvmm_win_sync(struct kvmm_win *w, uint64_t step);
+
+/**
+ * kvmm_reserve() - a floor of frames for this engine
+ * @frames: OPEN and pinned frames up to which an allocation cannot be refused
+ *	    in favour of others; replaces the earlier value
+ *
+ * A right, not memory taken from the cache.
+ * Return: 0, -ENOSPC (the sentence says who holds the rest), -EINVAL, -ENOTCONN,
+ * -ETIMEDOUT.
+ */
+KVMM_API int kvmm_reserve(struct kvmm_space *sp, unsigned int cls,
+			  kvmm_node_t node, uint32_t frames);
+
+/**
+ * struct kvmm_avail - frames, as the daemon last published them
+ * @now:	in this process's hands or free on the node
+ * @clean:	unpinned, dropped without a write
+ * @dirty:	unpinned, must be written first
+ * @floor:	this engine's reserve
+ * @limit:	that the tenant may hold
+ */
+struct kvmm_avail {
+	uint32_t	size;
+	uint32_t	now;
+	uint32_t	clean;
+	uint32_t	dirty;
+	uint32_t	floor;
+	uint32_t	limit;
+};
+
+/** kvmm_avail() - [H] Return: 0 or -EINVAL (no window on it here). */
+KVMM_API int kvmm_avail(const struct kvmm_space *sp, unsigned int cls,
+			kvmm_node_t node, struct kvmm_avail *av);
+
+/* -- requests -------------------------------------------------------------- */
+
+/**
+ * struct kvmm_hint - what the engine knows of a request
+ * @size:	sizeof(struct kvmm_hint)
+ * @priority:	0 = normal
+ * @session:	conversation; 0 = unknown
+ * @expect_return_ms: after which the conversation is expected back; 0 = unknown
+ */
+struct kvmm_hint {
+	uint32_t	size;
+	int32_t		priority;
+	uint64_t	session;
+	uint32_t	expect_return_ms;
+	uint32_t	spare;
+};
+
+/**
+ * kvmm_req_open() - [H] begin a request
+ * @id:		the engine's own number, for people and for the ranks
+ * @hint:	copied; may be NULL
+ * Return: 0, -EAGAIN (all request slots are taken), -ENOMEM.
+ */
+KVMM_API int kvmm_req_open(struct kvmm_space *sp, uint64_t id,
+			   const struct kvmm_hint *hint, struct kvmm_req **ret);
+
+/**
+ * struct kvmm_keys - the keys of one group
+ * @k:		one per page, from the sequence's start
+ * @n:		elements
+ * @group:	of the space
+ */
+struct kvmm_keys {
+	const struct kvmm_key *k;
+	uint32_t	n;
+	uint16_t	group;
+	uint16_t	spare;
+};
+
+/**
+ * struct kvmm_hit - one page of a match
+ * @frame:	HIT: its frame on the asked node
+ * @eta_us:	LOWER, PENDING: estimated time to load it
+ * @state:	enum kvmm_hit_state
+ * @node:	where it is
+ * @group:	of the keys
+ */
+struct kvmm_hit {
+	kvmm_frame_t	frame;
+	uint32_t	eta_us;
+	uint8_t		state;
+	uint8_t		node;
+	uint16_t	group;
+};
+
+/**
+ * struct kvmm_match - the joint answer for all groups
+ * @size:	in: sizeof(struct kvmm_match)
+ * @n_pages:	usable anywhere
+ * @n_resident:	usable on the asked node now; match pinned them
+ * @n_load:	advised: fetch up to here, recompute the rest
+ * @load_us:	estimated time of that fetch
+ * @recompute_us: estimated time to recompute the same pages
+ * @sync_wanted: a page lies in an extent that is not mapped: kvmm_win_sync()
+ *
+ * Lengths count units of the least common multiple of the groups' block_tokens.
+ * n is the largest length for which every FULL group has [0, n), every WINDOW
+ * its last window_pages pages, every LAST a snapshot at n.
+ */
+struct kvmm_match {
+	uint32_t	size;
+	uint32_t	n_pages;
+	uint32_t	n_resident;
+	uint32_t	n_load;
+	uint32_t	load_us;
+	uint32_t	recompute_us;
+	uint32_t	sync_wanted;
+};
+
+/**
+ * kvmm_peek() - [H] what a match would find; no pins, no touch, repeatable
+ * @m:	written
+ * Return: 0 or -EINVAL.
+ */
+KVMM_API int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
+		       unsigned int ngroups, kvmm_node_t node,
+		       struct kvmm_match *m);
+
+/**
+ * kvmm_match() - [H] find and pin the longest usable prefix
+ * @keys:	@ngroups arrays, each group of the space at most once
+ * @node:	where the pages are wanted
+ * @hits:	one per key, concatenated in the order of @keys
+ * @m:		written
+ *
+ * Replaces an earlier match of the same request (its pins go). @keys are copied.
+ * Return: 0, -EINVAL, -ENOMEM, -ECHILD.
+ */
+KVMM_API int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
+			unsigned int ngroups, kvmm_node_t node,
+			struct kvmm_hit *hits, struct kvmm_match *m);
+
+/**
+ * kvmm_trim() - [H] keep the pins of the first @n units only
+ * @after: last launched step that reads the others; 0 = none
+ */
+KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
+
+/**
+ * kvmm_req_end() - [H] end a request
+ * @how:	enum kvmm_end
+ * @after:	last launched step that uses its frames; 0 = none
+ *
+ * Drops its pins after that step, frees what was not published. @rq is gone.
+ * Never fails: what it returns is 0, or -ECHILD.
+ */
+KVMM_API int kvmm_req_end(struct kvmm_req *rq, int how, uint64_t after);
+
+/* -- frames ---------------------------------------------------------------- */
+
+/**
+ * kvmm_alloc() - [H] take OPEN frames from the magazine
+ * @n:		all or nothing
+ * Return: 0, -EAGAIN (recorded and asked for; wait on kvmm_fd() or preempt),
+ * -EACCES (read-only), -EINVAL (no window), -EOWNERDEAD.
+ */
+KVMM_API int kvmm_alloc(struct kvmm_req *rq, unsigned int cls,
+			kvmm_node_t node, unsigned int n, kvmm_frame_t *frames,
+			unsigned int flags);
+
+/**
+ * kvmm_free() - [H] give back frames that were not published
+ * @after: last launched step that uses them; this process may get them again
+ *	   at once, others only after it
+ */
+KVMM_API int kvmm_free(struct kvmm_req *rq, const kvmm_frame_t *frames,
+		       unsigned int n, uint64_t after);
+
+/**
+ * struct kvmm_pub - a page to publish
+ * @key:	its name
+ * @parent:	its parent's key; all zero: the sequence starts here
+ * @frame:	OPEN, from kvmm_alloc() of this request
+ * @pos:	first token's position
+ * @cost_us:	what recomputing it costs; 0 = unknown
+ * @crc:	CRC32C of the page if %KVMM_PUB_CRC
+ * @group:	of the space
+ * @flags:	%KVMM_PUB_ROOT, %KVMM_PUB_CRC
+ * @after:	last launched step that writes it; 0 = it is written
+ */
+struct kvmm_pub {
+	struct kvmm_key	key;
+	struct kvmm_key	parent;
+	kvmm_frame_t	frame;
+	uint32_t	pos;
+	uint32_t	cost_us;
+	uint32_t	crc;
+	uint16_t	group;
+	uint16_t	flags;
+	uint32_t	spare;
+	uint64_t	after;
+};
+
+/**
+ * kvmm_publish() - [H] seal pages in place and let others find them
+ * @node:	node of the frames
+ * @pub:	@n pages of one class, at most 4,096; read before the call returns
+ * @tag:	of the completion
+ *
+ * A page becomes findable when every member has completed @after. The request
+ * holds a pin on it until its end. Per page: 0; -EEXIST (somebody's page was
+ * first: @frame stays mine, the result names the canonical frame, pinned for
+ * this request); -ESTALE (its parent is in no node); -EBADMSG (@crc does not
+ * match); -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not my OPEN frame).
+ * Return: 0 (posted), -EAGAIN (ring full), -EACCES, -EROFS, -EINVAL, -ENOTCONN,
+ * -ESTALE (a request of a former daemon), -EOWNERDEAD.
+ */
+KVMM_API int kvmm_publish(struct kvmm_req *rq, kvmm_node_t node,
+			  const struct kvmm_pub *pub, unsigned int n,
+			  uint64_t tag);
+
+/**
+ * kvmm_fetch() - [H] bring pages of the last match to @node
+ * @first:	units [@first, @end) of the match, all groups
+ * @deadline_ns: absolute CLOCK_MONOTONIC; 0 = the daemon's default. What is not
+ *		there by then is a miss; the completion comes in time
+ * @tag:	of the completion
+ *
+ * Single flight over all processes. Per page: 0 and the frame, pinned for this
+ * request; -ENOENT (gone, unreadable or late: recompute), -EAGAIN (target full
+ * of pins: recompute).
+ * Return: 0 (posted), -EAGAIN (ring full), -EINVAL, -ENOTCONN, -ESTALE,
+ * -EOWNERDEAD.
+ */
+KVMM_API int kvmm_fetch(struct kvmm_req *rq, unsigned int first,
+			unsigned int end, kvmm_node_t node,
+			uint64_t deadline_ns, uint64_t tag);
+
+/**
+ * kvmm_cancel() - give up a fetch or publish
+ *
+ * Its completion comes once, as -ECANCELED or done.
+ * Return: 0, -ENOENT (not in flight), -EAGAIN, -ENOTCONN.
+ */
+KVMM_API int kvmm_cancel(struct kvmm *k, uint64_t tag);
+
+/**
+ * kvmm_report() - the bytes of a page are bad
+ * @page:	index in the last match's hits
+ * @verdict:	enum kvmm_verdict
+ *
+ * The page is dropped everywhere and counted.
+ */
+KVMM_API int kvmm_report(struct kvmm_req *rq, unsigned int page, int verdict);
+
+/**
+ * kvmm_read() - copy a pinned page out, in the caller's thread
+ * @page:	index in the last match's hits
+ * Return: bytes copied, -ENOENT (not a hit), -EINVAL.
+ */
+KVMM_API int kvmm_read(struct kvmm_req *rq, unsigned int page,
+		       const struct iovec *iov, int n);
+
+/**
+ * kvmm_write() - copy into an OPEN frame of this request
+ * Return: bytes copied, -EINVAL (not mine, or it does not fit).
+ */
+KVMM_API int kvmm_write(struct kvmm_req *rq, unsigned int cls,
+			kvmm_node_t node, kvmm_frame_t frame,
+			const struct iovec *iov, int n);
+
+/* -- observation ----------------------------------------------------------- */
+
+/**
+ * struct kvmm_stats - this connection's counters since kvmm_open()
+ * @connected:	1 while a daemon answers
+ */
+struct kvmm_stats {
+	uint32_t	size;		/* in: sizeof(struct kvmm_stats) */
+	uint32_t	connected;
+	uint64_t	matches;
+	uint64_t	pages_asked;
+	uint64_t	pages_hit;
+	uint64_t	pages_pending;
+	uint64_t	pages_lower;
+	uint64_t	pages_missed;
+	uint64_t	pin_races;	/* pinned, re-checked, undone */
+	uint64_t	allocs;
+	uint64_t	alloc_refused;
+	uint64_t	published;
+	uint64_t	publish_exists;
+	uint64_t	publish_refused;
+	uint64_t	fetched;
+	uint64_t	fetch_missed;
+	uint64_t	late;		/* completions made by the library */
+	uint64_t	doorbells;	/* system calls made to wake the daemon */
+	uint64_t	touches_lost;	/* ring was full at a request's end */
+	uint64_t	reconnects;
+};
+
+/** kvmm_stats() - [H] Return: 0 or -EINVAL. */
+KVMM_API int kvmm_stats(struct kvmm *k, struct kvmm_stats *st);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
