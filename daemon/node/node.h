@@ -11,8 +11,8 @@
  *
  * Threads. Every call and every callback is on the event loop's thread unless
  * its text says otherwise. No call blocks. No callback runs inside the call that
- * started the operation: they come from node_poll() and from work_poll() of
- * the pool given at creation.
+ * started the operation: those of extents come from node_poll(), those of I/O
+ * from node_poll() or from work_poll() of the pool given to nvme_create().
  *
  * The loop. Watch node_fd() and work_fd(); each round call work_poll() and
  * node_poll(), then sleep no longer than node_next_deadline(). I/O handed in
@@ -140,7 +140,8 @@ struct node_stats {
  * @used:	bytes given out, exactly; never above @capacity
  * @max_len:	longest slot, bytes (block nodes)
  * @why:	one sentence: why @state is what it is
- * @on_state:	the caller may set it: called after every change of @state
+ * @on_state:	the caller may set it: called after every change of @state or of
+ *		@why, for the log; @old is the state before
  * @arg:	the caller's, for @on_state
  */
 struct node {
@@ -151,7 +152,6 @@ struct node {
 	uint32_t		max_len;
 	uint64_t		capacity;
 	uint64_t		used;
-	struct work_pool	*pool;
 	struct node_stats	stats;
 	char			name[32];
 	char			why[200];
@@ -167,6 +167,7 @@ struct node {
  * @bytes:	capacity
  * @numa:	NUMA node to prefer, -1 for none
  * @huge:	use 2 MiB hugepages for extents that ask, while there are some
+ * @threads:	workers that populate and give back; 0: 1, or 2 from 8 CPUs on
  */
 struct host_opts {
 	const char	*name;
@@ -174,16 +175,16 @@ struct host_opts {
 	uint64_t	bytes;
 	int		numa;
 	bool		huge;
+	uint32_t	threads;
 };
 
 /**
- * host_create() - make a host memory node; allocates no memory of @bytes
- * @pool:	populating and giving back run there; must outlive the node
+ * host_create() - make a host memory node; allocates none of @bytes yet
  *
- * Return: 0, -EINVAL, -ENOMEM. The caller owns *@ret: node_destroy().
+ * Return: 0, -EINVAL, -ENOMEM, or why no thread could be started. The caller
+ * owns *@ret: node_destroy().
  */
-int host_create(const struct host_opts *opts, struct work_pool *pool,
-		struct node **ret);
+int host_create(const struct host_opts *opts, struct node **ret);
 
 enum nvme_engine {
 	NVME_ENGINE_AUTO,	/* io_uring, threads where it is refused */
@@ -244,7 +245,7 @@ struct nvme_opts {
 
 /**
  * nvme_create() - make a slot store node
- * @pool:	checksums run there; must outlive the node
+ * @pool:	checksums run there; the caller polls it; must outlive the node
  *
  * Returns at once with the node NODE_STARTING; opening, locking, sizing and
  * the superblock are done in the background. Then it is NODE_ONLINE with
@@ -264,7 +265,7 @@ int nvme_create(const struct nvme_opts *opts, struct work_pool *pool,
  *
  * Refuses what is new, fails what is queued (-ESHUTDOWN), waits for what the
  * kernel or a worker has. All callbacks are called from inside, as are those
- * of other jobs of the pool. Extents must have been put before; a block node
+ * of other jobs of the pool given to nvme_create(). Extents must have been put before; a block node
  * must end before the memory nodes paired with it.
  *
  * Return: 0, or -ETIMEDOUT (I/O is stuck in the kernel), or -EBUSY (extents
@@ -341,7 +342,7 @@ typedef void (*extent_cb)(struct extent *ext, int err, void *arg);
  * node_extent_get() - ask for an extent
  * @bytes:	multiple of NODE_ALIGN
  * @flags:	EXTENT_HUGE
- * @cb:		called once, later, from work_poll(), unless an error is returned
+ * @cb:		called once, later, from node_poll(), unless an error is returned
  *
  * @bytes are charged to the node from this call on.
  *
@@ -352,7 +353,7 @@ int node_extent_get(struct node *n, uint64_t bytes, uint32_t flags,
 
 /**
  * node_extent_put() - give an extent back
- * @cb:		called later from work_poll() when the memory is gone and the
+ * @cb:		called later from node_poll() when the memory is gone and the
  *		node's account is down by it; its @ext is NULL. NULL: nobody
  *		wants to know
  *
@@ -408,7 +409,8 @@ struct node_slot {
  * node_slot_alloc() - take a free slot
  * @len:	bytes that will be written, 1 to @max_len
  *
- * Charges @len rounded up to NODE_ALIGN.
+ * Charges node_slot_bytes() to the node: @len rounded up to NODE_ALIGN, and a
+ * little further when very many different sizes are in use at once.
  *
  * Return: 0; -ENOSPC: no free slot of that size and no empty segment: free
  * slots of that size, or see node_slot_victim(); -EAGAIN (starting), -EIO
@@ -426,13 +428,8 @@ int node_slot_alloc(struct node *n, uint32_t len, struct node_slot *slot);
  */
 int node_slot_free(struct node *n, const struct node_slot *slot);
 
-/**
- * node_slot_bytes() - what a slot for @len bytes is charged
- */
-static inline uint64_t node_slot_bytes(uint32_t len)
-{
-	return ((uint64_t)len + NODE_ALIGN - 1) & ~(uint64_t)(NODE_ALIGN - 1);
-}
+/** node_slot_bytes() - what a slot in use is charged; 0 for one that is not */
+uint32_t node_slot_bytes(const struct node *n, const struct node_slot *slot);
 
 /**
  * struct node_range - a segment, as node_slot_victim() names it
@@ -466,8 +463,7 @@ int node_slot_victim(struct node *n, uint32_t len, unsigned int nth,
  * @prio:	see node_io_raise()
  * @len:	bytes of data; what moves is rounded up to NODE_ALIGN, and the memory
  *		must be there up to that length
- * @slot:	from node_slot_alloc(), which must have been called with this @len
- *		rounded up the same
+ * @slot:	from node_slot_alloc(), of at least @len bytes
  * @addr:	multiple of NODE_ALIGN
  * @ident:	opaque bytes that say whose data it is; part of the checksum
  * @ident_len:	their number, at most 256
