@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ipc/shm.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL	0x0008U
+#endif
+
+/*
+ * Linux 6.3 wants to be told that nobody will execute the memory, and with
+ * vm.memfd_noexec=2 insists; before that the flag is unknown.
+ */
+static int memfd_new(const char *name)
+{
+	unsigned int flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+	int fd = memfd_create(name, flags | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create(name, flags);
+	return fd < 0 ? -errno : fd;
+}
+
+/*
+ * The mode binds whoever gets a read-only description: reopening it through
+ * /proc for writing is refused to another user. Sealing comes after sizing.
+ */
+static int memfd_settle(int fd, size_t bytes)
+{
+	if (ftruncate(fd, bytes) < 0 || fchmod(fd, 0400) < 0 ||
+	    fcntl(fd, F_ADD_SEALS,
+		  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+		return -errno;
+	return 0;
+}
+
+static int reopen_ro(int fd)
+{
+	char path[32];
+	int ro;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	ro = open(path, O_RDONLY | O_CLOEXEC);
+	return ro < 0 ? -errno : ro;
+}
+
+int shm_create(struct shm *s, const char *name, size_t bytes, int want_ro)
+{
+	void *addr;
+	int fd, ro = -1, err;
+
+	if (!bytes)
+		return -EINVAL;
+	fd = memfd_new(name);
+	if (fd < 0)
+		return fd;
+	err = memfd_settle(fd, bytes);
+	if (err)
+		goto out_close;
+	if (want_ro) {
+		ro = reopen_ro(fd);
+		if (ro < 0) {
+			err = ro;
+			goto out_close;
+		}
+	}
+	addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (addr == MAP_FAILED) {
+		err = -errno;
+		goto out_close_ro;
+	}
+	madvise(addr, bytes, MADV_DONTDUMP);
+	*s = (struct shm){
+		.fd = fd, .ro_fd = ro, .bytes = bytes, .addr = addr,
+	};
+	return 0;
+
+out_close_ro:
+	if (ro >= 0)
+		close(ro);
+out_close:
+	close(fd);
+	return err;
+}
+
+int shm_map_fd(struct shm *s, int fd, size_t bytes, int writable)
+{
+	struct stat st;
+	void *addr;
+	int seals, err;
+
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0) {
+		/* EINVAL: some other kind of file */
+		err = errno == EBADF ? -EBADF : -EPROTO;
+		goto out_close;
+	}
+	err = -EPROTO;
+	if (!(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 || !bytes ||
+	    (uint64_t)st.st_size < bytes)
+		goto out_close;
+
+	addr = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+		    MAP_SHARED, fd, 0);
+	if (addr == MAP_FAILED) {
+		err = errno == EACCES ? -EPROTO : -errno;
+		goto out_close;
+	}
+	/* a child must not count in its parent's ledger */
+	if (madvise(addr, bytes, MADV_DONTFORK) < 0) {
+		err = -errno;
+		munmap(addr, bytes);
+		goto out_close;
+	}
+	madvise(addr, bytes, MADV_DONTDUMP);
+	*s = (struct shm){
+		.fd = fd, .ro_fd = -1, .bytes = bytes, .addr = addr,
+	};
+	return 0;
+
+out_close:
+	if (fd >= 0)
+		close(fd);
+	return err;
+}
+
+void shm_fini(struct shm *s)
+{
+	if (s->addr)
+		munmap(s->addr, s->bytes);
+	if (s->fd >= 0)
+		close(s->fd);
+	if (s->ro_fd >= 0)
+		close(s->ro_fd);
+	*s = (struct shm)SHM_INIT;
+}
