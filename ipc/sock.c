@@ -12,9 +12,9 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "ipc/base/clock.h"
 #include "ipc/sock.h"
 
 #define LISTEN_BACKLOG	128
@@ -272,25 +272,13 @@ int sock_recv(int fd, struct sock_msg *m)
 	return err;
 }
 
-static uint64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (uint64_t)ts.tv_sec * 1000000000u + ts.tv_nsec;
-}
-
 int sock_wait(int fd, short events, uint64_t deadline_ns)
 {
 	struct pollfd p = { .fd = fd, .events = events };
 
 	for (;;) {
-		uint64_t now = now_ns();
-		uint64_t left = deadline_ns > now ? deadline_ns - now : 0;
-		struct timespec ts = {
-			.tv_sec		= left / 1000000000u,
-			.tv_nsec	= left % 1000000000u,
-		};
+		uint64_t left = deadline_left(deadline_ns);
+		struct timespec ts = ns_to_timespec(left);
 		int n = ppoll(&p, 1, &ts, NULL);
 
 		if (n < 0 && errno != EINTR)
