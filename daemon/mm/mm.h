@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The memory manager: spaces, pages, frames, engines, reclaim.
+ *
+ * mm knows pages and never sockets: the server decodes what clients send,
+ * copies it out of shared memory, and calls in here with plain structs; answers
+ * go back through struct mm_ops. Everything runs on the loop's thread.
+ *
+ * Objects and who holds them:
+ *   mm		the whole; owns nodes' policies, spaces, engines
+ *   mm_client	one member process; exists from hello until its pidfd says it
+ *		has exited, also while its socket is closed
+ *   mm_engine	member processes joined by a token (or one alone); owns OPEN
+ *		frames; its references end when all members have exited
+ *   mm_space	a KV identity; lives while it has a client or a page
+ *   mm_pool	frames or slots of one (space, class, node)
+ *   mm_win	one client's view of a memory pool: its pins and its magazine
+ */
+#ifndef KVMM_DAEMON_MM_MM_H
+#define KVMM_DAEMON_MM_MM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <kvmm/kvmm.h>
+
+#include "daemon/node/node.h"
+#include "ipc/abi.h"
+#include "ipc/base/err.h"
+#include "ipc/desc.h"
+#include "ipc/frame.h"
+#include "ipc/ledger.h"
+#include "ipc/ring.h"
+#include "ipc/shm.h"
+#include "policies/kvmm_policy.h"
+
+struct mm;
+struct mm_client;
+struct mm_engine;
+struct mm_space;
+struct mm_win;
+
+/* -- answers --------------------------------------------------------------- */
+
+/**
+ * struct mm_ops - how mm answers; implemented by the server
+ * @complete:	an operation of @c is done. @res[i].frame != 0 carries a
+ *		hand-over reference on that frame of window @win: the server
+ *		calls mm_handover_put() when the client's completion head has
+ *		passed the slot, or when the client is gone. Must not fail: the
+ *		server queues what does not fit into the ring
+ * @index_grew:	@sp has a new index memfd: tell its clients
+ * @member:	members of @c's engine changed; tell it (ledgers to pass)
+ * @kick_client: @c should be woken: frames came, or its engine is dying
+ * @evict_client: @c broke a limit: disconnect it, @why is counted and logged
+ */
+struct mm_ops {
+	void (*complete)(struct mm_client *c, struct mm_win *win,
+			 const struct ring_cqe *cqe,
+			 const struct ring_result *res);
+	void (*index_grew)(struct mm_space *sp);
+	void (*member)(struct mm_client *c, struct mm_client *peer, bool gone);
+	void (*kick_client)(struct mm_client *c);
+	void (*evict_client)(struct mm_client *c, const char *why);
+};
+
+/* -- life cycle ------------------------------------------------------------ */
+
+/**
+ * struct mm_node_opts - a node and how mm is to use it
+ * @node:	made by the server; outlives mm
+ * @kind:	enum kvmm_node_kind, what clients are told
+ * @size_max:	bytes that tables are sized for, >= capacity
+ * @below:	index of the node to demote to, %KVMM_NODE_NONE
+ * @extent_bytes: 0 = clamp(capacity / 1024, 32 MiB, 1 GiB), less on small nodes
+ */
+struct mm_node_opts {
+	struct node	*node;
+	uint8_t		kind;
+	uint8_t		below;
+	uint64_t	size_max;
+	uint64_t	extent_bytes;
+};
+
+/**
+ * struct mm_opts - configuration
+ * @hdr:	the shared header, mapped read-write; outlives mm
+ * @pool:	workers for checksums and copies
+ * @policy:	victims' order, for every pool
+ * @epoch:	of this daemon; top 16 bits of every new generation
+ * @pin_limit_pct: share of a node's frames one engine may pin
+ * @direct_reclaim_ns, @fetch_ns, @shrink_ack_ns: deadlines, see design
+ */
+struct mm_opts {
+	struct kvmm_hdr		*hdr;
+	struct work_pool	*pool;
+	const struct kvmm_policy_v0 *policy;
+	const struct mm_ops	*ops;
+	void			*ops_arg;
+	uint64_t		epoch;
+	uint64_t		direct_reclaim_ns;
+	uint64_t		fetch_ns;
+	uint64_t		shrink_ack_ns;
+	uint32_t		pin_limit_pct;
+	uint32_t		nr_nodes;
+	struct mm_node_opts	node[KVMM_MAX_NODES];
+};
+
+int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e);
+
+/**
+ * mm_destroy() - end everything; I/O is waited for until @deadline_ns
+ * Return: 0; -ETIMEDOUT: I/O is stuck, nothing that it may touch was freed.
+ */
+int mm_destroy(struct mm *mm, uint64_t deadline_ns);
+
+/**
+ * mm_run() - background work that is due: reclaim, writeback, steps, deadlines
+ * @now_ns:	CLOCK_MONOTONIC
+ *
+ * Cheap when there is nothing to do; does a bounded amount a call.
+ * Return: when to call again, absolute ns; 0: at once; UINT64_MAX: when
+ * something happens.
+ */
+uint64_t mm_run(struct mm *mm, uint64_t now_ns);
+
+/* -- clients and engines --------------------------------------------------- */
+
+/**
+ * struct mm_client_opts - a process that said hello
+ * @tenant:	name of the socket's tenant
+ * @socket:	number of the socket; a token is bound to it
+ * @rights:	KVMM_RO or KVMM_RW
+ * @mode:	mode that a space starts in when this client creates it
+ * @ledger:	base ledger, mapped read-write; mm reads the step word, writes
+ *		step_wanted and engine_state. Stays mapped until
+ *		mm_client_exit() returned and the engine is gone
+ * @arg:	the server's
+ */
+struct mm_client_opts {
+	const char	*tenant;
+	const char	*name;
+	uint32_t	socket;
+	uint32_t	rights;
+	uint32_t	mode;
+	int32_t		pid;
+	struct shm	*ledger;
+	void		*arg;
+};
+
+int mm_client_create(struct mm *mm, const struct mm_client_opts *o,
+		     struct mm_client **ret);
+void *mm_client_arg(const struct mm_client *c);
+struct mm_engine *mm_client_engine(const struct mm_client *c);
+
+/** mm_client_join() - before any attach; see kvmm_join() for the errors */
+int mm_client_join(struct mm_client *c, const uint8_t token[16],
+		   uint32_t rank, uint32_t world, uint32_t flags,
+		   struct errmsg *e);
+
+/** mm_client_members() - call @fn for each other member of its engine */
+void mm_client_members(struct mm_client *c,
+		       void (*fn)(struct mm_client *peer, void *arg),
+		       void *arg);
+
+/**
+ * mm_client_disconnect() - the socket is closed; the process may live
+ *
+ * Its operations in flight are dropped without an answer; its pins and OPEN
+ * frames stay until mm_client_exit().
+ */
+void mm_client_disconnect(struct mm_client *c);
+
+/**
+ * mm_client_exit() - the process has exited (its pidfd says so)
+ *
+ * When it was the last member: the engine's references end, OPEN frames are
+ * zeroed and freed. Otherwise the engine is dying. @c is gone on return, or as
+ * soon as its engine is: @done is called then and @ledger may be unmapped.
+ */
+void mm_client_exit(struct mm_client *c, void (*done)(void *arg), void *arg);
+
+/* The other members' numbers, for WIRE_MEMBER. */
+uint32_t mm_client_rank(const struct mm_client *c);
+uint32_t mm_client_flags(const struct mm_client *c);	/* KVMM_LEADER ... */
+uint32_t mm_client_world(const struct mm_client *c);
+
+/* -- spaces ---------------------------------------------------------------- */
+
+/**
+ * mm_attach() - create or join the space that @desc describes
+ * @desc:	canonical bytes, as received
+ * @flags:	KVMM_MUST_JOIN
+ * Return: 0, or what kvmm_space_attach() documents, with a sentence.
+ */
+int mm_attach(struct mm_client *c, const uint8_t *desc, size_t len,
+	      uint32_t flags, struct mm_space **ret, struct errmsg *e);
+void mm_detach(struct mm_client *c, struct mm_space *sp);
+
+/** mm_space_get() - by its index in the header; NULL */
+struct mm_space *mm_space_get(struct mm *mm, uint32_t ix);
+uint32_t mm_space_ix(const struct mm_space *sp);
+const uint8_t *mm_space_id(const struct mm_space *sp);	/* 32 bytes */
+const struct desc *mm_space_desc(const struct mm_space *sp);
+const char *mm_space_tenant(const struct mm_space *sp);
+bool mm_space_attached(const struct mm_space *sp, const struct mm_client *c);
+const struct shm *mm_space_index(const struct mm_space *sp);
+uint32_t mm_space_index_epoch(const struct mm_space *sp);
+enum kvmm_mode mm_space_mode(const struct mm_space *sp);
+void mm_space_set_mode(struct mm_space *sp, enum kvmm_mode mode);
+
+/* -- windows --------------------------------------------------------------- */
+
+/** mm_win_open() - the window ledger is in the list before this returns */
+int mm_win_open(struct mm_client *c, struct mm_space *sp, unsigned int cls,
+		unsigned int node, uint32_t rights, struct mm_win **ret,
+		struct errmsg *e);
+void mm_win_close(struct mm_win *w);
+const struct shm *mm_win_table(const struct mm_win *w);
+const struct shm *mm_win_ledger(const struct mm_win *w);
+struct mm_space *mm_win_space(const struct mm_win *w);
+uint32_t mm_win_rights(const struct mm_win *w);
+/** mm_win_no() - the number that ring entries name; unique in its client */
+uint16_t mm_win_no(const struct mm_win *w);
+struct mm_win *mm_win_get(struct mm_client *c, uint16_t no);
+
+/**
+ * struct mm_extent_change - one extent that a window must map or unmap
+ * @no:		extent number, >= 1
+ * @up:		true: map it
+ * @fd:		@up only: mm's own, to be passed on, not kept; read-only for a
+ *		read-only window
+ */
+struct mm_extent_change {
+	uint32_t	no;
+	bool		up;
+	int		fd;
+};
+
+/**
+ * mm_win_sync() - what changed since the client last asked
+ * @have_seq:	extent_seq that it has applied: extents that had to go up to it
+ *		are now unmapped there
+ * @skip:	changes already told in this exchange
+ * @ch:		filled with up to @max changes
+ * @seq:	what @have_seq will be after all of them
+ * Return: number filled in; == @max: there may be more, ask again with the
+ * same @have_seq and @skip + @max.
+ */
+unsigned int mm_win_sync(struct mm_win *w, uint64_t have_seq,
+			 unsigned int skip, struct mm_extent_change *ch,
+			 unsigned int max, uint64_t *seq);
+
+int mm_reserve(struct mm_client *c, struct mm_space *sp, unsigned int cls,
+	       unsigned int node, uint32_t frames, struct errmsg *e);
+
+/* -- operations (arrays are the server's private copies) --------------------- */
+
+/**
+ * mm_publish() - seal pages; answers through ops->complete, always
+ *
+ * @pub is copied. Per page results as kvmm_publish() documents them. Order in
+ * the batch counts: a parent may stand before its child.
+ */
+void mm_publish(struct mm_win *w, const struct ring_sqe *sqe,
+		const struct ring_pub *pub);
+
+/** mm_fetch() - bring pages to @w's node; answers through ops->complete */
+void mm_fetch(struct mm_win *w, const struct ring_sqe *sqe,
+	      const struct ring_key *key);
+
+/** mm_cancel() - answers once, -ECANCELED or done; unknown tags are ignored */
+void mm_cancel(struct mm_client *c, uint64_t tag);
+
+/** mm_refill() - top the magazine up for a want of @n; never waits */
+void mm_refill(struct mm_win *w, uint32_t n);
+
+/** mm_free() - OPEN frames come back; reused after step @after */
+int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n,
+	    uint64_t after);
+
+/** mm_touch() - a request ended; walks the parents from the tail */
+void mm_touch(struct mm_win *w, const struct ring_sqe *sqe);
+
+/** mm_report() - a consumer's verdict: dropped everywhere, counted */
+void mm_report(struct mm_client *c, struct mm_space *sp,
+	       const struct ring_key *key, uint32_t verdict);
+
+/** mm_handover_put() - the client's completion head passed this frame */
+void mm_handover_put(struct mm_win *w, uint32_t frame);
+
+/**
+ * mm_step_done() - a member may have completed a step that was waited for
+ *
+ * Called when its doorbell rang, and by mm_run() every millisecond while
+ * something waits.
+ */
+void mm_step_done(struct mm_client *c);
+
+/* -- observation ----------------------------------------------------------- */
+
+/**
+ * struct mm_counters - vmstat of a node; all only ever grow
+ */
+struct mm_counters {
+	uint64_t	pgpublish;	/* sealed here */
+	uint64_t	pgpublish_exist; /* refused: somebody was first */
+	uint64_t	pgpublish_stale; /* refused: parent nowhere */
+	uint64_t	pgload;		/* came from below */
+	uint64_t	pgload_fail;
+	uint64_t	pgload_late;	/* came after all its waiters had left */
+	uint64_t	pgdemote;	/* written to the node below */
+	uint64_t	pgdemote_fail;
+	uint64_t	pgdrop;		/* left, a copy lives below */
+	uint64_t	pgdrop_gone;	/* left, was the last copy */
+	uint64_t	pgdrop_orphan;	/* left because its ancestor did */
+	uint64_t	pgscan_kreclaimd;
+	uint64_t	pgscan_direct;
+	uint64_t	pgsteal_kreclaimd;
+	uint64_t	pgsteal_direct;
+	uint64_t	isolate_pinned;	/* isolated, found pinned, put back */
+	uint64_t	allocstall;	/* refills that found nothing */
+	uint64_t	pgcrc_fail;
+	uint64_t	pgreport;	/* dropped on a consumer's verdict */
+	uint64_t	pgtouch;
+	uint64_t	fetch_shared;	/* waiters that joined a read in flight */
+	uint64_t	bytes_in;	/* copied or read into this node */
+	uint64_t	bytes_out;	/* written or copied from it */
+	uint64_t	bytes_copied_shared; /* copied to serve a hit: must be 0 */
+};
+
+struct mm_node_stat {
+	struct node	*node;
+	uint8_t		kind, below;
+	uint64_t	bytes_extents;	/* in extents or slots */
+	uint64_t	bytes_pages;	/* in READY pages */
+	uint64_t	frames, frames_free, frames_open, frames_loading;
+	uint64_t	frames_ready, frames_quarantine, frames_magazine;
+	uint64_t	pages_dirty;	/* no copy below */
+	struct mm_counters c;
+};
+
+unsigned int mm_nr_nodes(const struct mm *mm);
+void mm_node_stat(struct mm *mm, unsigned int node, struct mm_node_stat *st);
+
+/** struct mm_pin_info - who pins, for kvmmctl pins */
+struct mm_pin_info {
+	struct mm_client *client;
+	const char	*name, *tenant;
+	int32_t		pid;
+	uint32_t	space, cls, node;
+	uint64_t	pins, frames;	/* sum, distinct frames */
+	bool		exited;		/* waits for its engine's other members */
+};
+void mm_for_each_pin(struct mm *mm,
+		     void (*fn)(const struct mm_pin_info *pi, void *arg),
+		     void *arg);
+
+/** struct mm_page_info - one page, for the dump */
+struct mm_page_info {
+	uint8_t		key[32], parent[32];
+	uint32_t	space;
+	uint16_t	group;
+	bool		has_parent;
+	uint32_t	raw_bytes, pos;
+	struct {
+		uint8_t	state;		/* 0 none, 1 loading, 2 writing, 3 ready */
+		uint32_t frame;
+		uint64_t word, slot;
+		uint32_t pins;
+	} copy[KVMM_MAX_NODES];
+};
+void mm_for_each_page(struct mm *mm,
+		      void (*fn)(const struct mm_page_info *pi, void *arg),
+		      void *arg);
+
+struct mm_client_info {
+	const char	*name, *tenant;
+	int32_t		pid;
+	uint32_t	rank, world, flags, engine, rights, socket;
+	uint32_t	state;		/* enum ledger_engine_state */
+	uint64_t	step, open_frames, pins;
+	bool		connected, exited;
+};
+void mm_for_each_client(struct mm *mm,
+			void (*fn)(struct mm_client *c,
+				   const struct mm_client_info *ci, void *arg),
+			void *arg);
+
+struct mm_space_info {
+	uint32_t	ix, clients, mode;
+	uint8_t		id[32];
+	const struct desc *desc;
+	const char	*tenant;
+	uint64_t	pages, index_lines, index_used, metadata_bytes;
+	uint64_t	bytes[KVMM_MAX_NODES];	/* READY copies per node */
+	uint64_t	ghost_pages, ghost_hits; /* observe mode */
+};
+void mm_for_each_space(struct mm *mm,
+		       void (*fn)(const struct mm_space_info *si, void *arg),
+		       void *arg);
+
+/**
+ * mm_check() - every conservation law: closure, accounts, states, index
+ *
+ * Slow; for tests and the admin request `check`.
+ * Return: 0, or -EUCLEAN with the first law that does not hold.
+ */
+int mm_check(struct mm *mm, struct errmsg *e);
+
+#endif

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mm's own structures; nobody outside daemon/mm includes this.
+ *
+ * A page is (space, group, key). It may have one copy per node. What a copy is
+ * depends on its pool: a frame of a memory pool, a slot of a block pool.
+ *
+ *	copy states	NONE -> LOADING -> READY -> NONE	(memory, from below)
+ *			NONE -> READY -> NONE			(memory, publish)
+ *			NONE -> WRITING -> READY -> NONE	(block)
+ *
+ * Laws (mm_check):
+ *   - a page exists while it has a copy that is not NONE
+ *   - FULL groups: a page with a parent has its parent alive (any node)
+ *   - FULL groups, block node: the parent of a READY or WRITING copy has a
+ *     READY or WRITING copy on the same node (closed by itself)
+ *   - page.nr_children = pages whose parent it is;
+ *     copy.nr_children = those of them with a copy, not NONE, on this node
+ *   - a frame is in exactly one place: free stack, a magazine (OPEN, owner
+ *     set), an engine (OPEN), a page (LOADING, READY, ISOLATED), quarantine
+ *   - node.used = sum of extents (memory) or of slots (block)
+ */
+#ifndef KVMM_DAEMON_MM_MM_TYPES_H
+#define KVMM_DAEMON_MM_MM_TYPES_H
+
+#include "daemon/mm/mm.h"
+#include "ipc/base/list.h"
+#include "ipc/index.h"
+
+#define MM_PAGE_MAX_BYTES	(1u << 30)
+
+enum copy_state {
+	COPY_NONE	= 0,
+	COPY_LOADING	= 1,
+	COPY_WRITING	= 2,
+	COPY_READY	= 3,
+};
+
+struct flight;				/* fetch.c: a read in flight */
+struct wback;				/* writeback.c: a write in flight */
+
+/**
+ * struct copy - a page on one node
+ * @pol:	the policy's view; in the pool's policy while READY
+ * @frame:	memory pools
+ * @slot:	block pools
+ * @crc:	block pools: checksum that a read must show
+ * @nr_children: pages whose parent this page is and that have a copy here
+ * @refs:	I/O that uses it as source or target: not dropped meanwhile
+ * @flight:	LOADING: the read
+ * @wb:		WRITING: the write
+ */
+struct copy {
+	struct kvmm_policy_page pol;
+	struct node_slot slot;
+	uint32_t	frame;
+	uint32_t	crc;
+	uint32_t	nr_children;
+	uint16_t	refs;
+	uint8_t		state;
+	uint8_t		spare;
+	union {
+		struct flight	*flight;
+		struct wback	*wb;
+	};
+};
+
+/**
+ * struct page - a page
+ * @key:	as four words, the index's form
+ * @parent:	NULL for a root; FULL groups keep it alive by closure
+ * @crc:	CRC32C of the data if PAGE_CRC
+ * @copy:	one per node of mm
+ */
+struct page {
+	uint64_t	key[4];
+	struct mm_space	*space;
+	struct page	*hnext;
+	struct page	*parent;
+	struct mm_client *publisher;	/* compared only, never followed */
+	uint32_t	nr_children;
+	uint32_t	raw_bytes;
+	uint32_t	pos;
+	uint32_t	cost_us;
+	uint32_t	crc;
+	uint16_t	group;
+	uint8_t		flags;		/* PAGE_* */
+	uint8_t		strikes;
+	uint16_t	nr_copies;	/* not NONE */
+	struct copy	copy[];
+};
+
+#define PAGE_ROOT	1u	/* by the publisher's word: outside closure */
+#define PAGE_CRC	2u	/* @crc holds */
+#define PAGE_BAD	4u	/* being dropped everywhere: not found any more */
+#define PAGE_FULL	8u	/* of a FULL group: closure rules hold */
+
+/* One node, as mm runs it. */
+struct mm_node {
+	struct mm	*mm;
+	struct node	*node;
+	unsigned int	ix;
+	uint8_t		kind;
+	uint8_t		below;
+	bool		mem;		/* extents, mappable */
+	uint64_t	size_max;
+	uint64_t	extent_bytes;
+	uint64_t	bytes_pages;
+	struct mm_counters c;
+	struct list	pools;		/* mm_pool.node_link */
+};
+
+/* One extent of a memory pool. */
+struct mm_extent {
+	struct extent	*ext;
+	uint32_t	no;
+	uint32_t	nr_used;	/* frames not on the free stack */
+	uint64_t	up_seq;		/* extent_seq when it came */
+	uint64_t	down_seq;	/* when it must go; 0: it stays */
+	int		ro_fd;
+	bool		going;
+};
+
+/**
+ * struct frame_meta - what mm knows of a frame, beside its word
+ * @page:	LOADING, READY, ISOLATED
+ * @owner:	OPEN, QUARANTINE: the engine; in a magazine also @win
+ * @win:	the window whose magazine or hands it is in
+ * @refs:	hand-over references and I/O: not reclaimable while > 0
+ * @gen:	generation of the last READY word
+ */
+struct frame_meta {
+	struct page	*page;
+	struct mm_engine *owner;
+	struct mm_win	*win;
+	uint64_t	gen;
+	uint32_t	refs;
+	uint32_t	spare;
+};
+
+/**
+ * struct mm_pool - (space, class, node)
+ * @free:	stack of free frames (memory)
+ * @nr_free:	on it
+ * @nr_frames:	in live extents; memory
+ * @windows:	all window ledgers, those of exited clients too: their pins are
+ *		summed. mm_win.pool_link
+ * @want:	frames that refills and loads could not get: reclaim works for it
+ * @reserve:	free frames that only loads may take (watermark min)
+ */
+struct mm_pool {
+	struct mm_space	*space;
+	unsigned int	cls;
+	struct mm_node	*nd;
+	struct list	node_link;
+
+	uint32_t	page_bytes;	/* of the class */
+	uint32_t	stride;
+	void		*policy;	/* instance memory */
+	uint64_t	nr_pages;	/* READY copies */
+	uint64_t	nr_dirty;	/* of them, without a copy below; memory */
+
+	/* memory pools */
+	struct shm	table_shm;
+	struct frame_table *table;
+	struct shm	record_shm;
+	struct frame_record *record;
+	struct frame_meta *meta;	/* [max_frames], lazily backed */
+	uint32_t	max_frames;
+	uint32_t	per_extent;
+	uint32_t	max_extents;
+	uint32_t	nr_extents;
+	struct mm_extent *extent;	/* [max_extents + 1]; 0 never exists */
+	unsigned int	extents_coming;
+	uint32_t	*free;
+	uint32_t	nr_free;
+	uint32_t	nr_frames;
+	uint32_t	nr_open;	/* with engines, magazines included */
+	uint32_t	nr_loading;
+	uint32_t	nr_quarantine;
+	uint32_t	want;
+	uint32_t	wmark_min, wmark_low, wmark_high, wmark_promo;
+	uint32_t	reserve;
+	bool		reclaiming;	/* below low, until high */
+	struct list	windows;
+	struct list	refill_wait;	/* mm_win.refill_link: wants not met */
+	struct list	load_wait;	/* fetch.c: flights that wait for a frame */
+};
+
+struct mm_win {
+	struct mm_client *client;
+	struct mm_engine *engine;
+	struct mm_pool	*pool;
+	uint32_t	rights;
+	uint16_t	no;
+	bool		closed;		/* by the client; its pins still count */
+	struct shm	ledger_shm;
+	struct window_ledger *wl;
+	_Atomic uint32_t *pins;
+	uint32_t	mag_tail;	/* private copies of published cursors */
+	uint32_t	want;
+	uint64_t	synced_seq;
+	uint64_t	last_refill_ns;
+	uint32_t	given_since;	/* frames handed out, for the demand rate */
+	uint32_t	reserved;
+	struct list	pool_link;
+	struct list	client_link;
+	struct list	refill_link;
+};
+
+struct mm_client {
+	struct mm	*mm;
+	struct mm_engine *engine;
+	struct mm_client_opts o;
+	char		tenant[64], name[32];
+	struct ledger	*ledger;
+	uint32_t	rank, flags;
+	bool		joined, connected, exited;
+	struct list	engine_link;
+	struct list	windows;
+	struct list	ops;		/* its operations in flight: struct mm_op */
+	struct mm_space	*spaces[KVMM_MAX_SPACES / 32]; /* attached, dense */
+	unsigned int	nr_spaces;
+	struct mm_win	*win[256];
+	void		(*exit_done)(void *arg);
+	void		*exit_arg;
+};
+
+struct mm_engine {
+	struct mm	*mm;
+	uint32_t	no;
+	uint8_t		token[16];
+	bool		anonymous;	/* an engine of one */
+	uint32_t	socket;
+	uint32_t	world;
+	uint32_t	nr_members, nr_exited, nr_stepping;
+	enum ledger_engine_state state;
+	uint64_t	step;		/* minimum, as last computed */
+	uint64_t	step_wanted;
+	uint64_t	nr_open;	/* OPEN frames */
+	struct list	members;
+	struct list	waiters;	/* struct step_wait, by step */
+	struct list	link;
+};
+
+/**
+ * struct step_wait - something that goes on after a step of an engine
+ * @fn:		called when the step is done (@err 0) or the engine dies
+ *		(-EOWNERDEAD); may free @w
+ */
+struct step_wait {
+	struct list	link;
+	uint64_t	step;
+	void		(*fn)(struct step_wait *w, int err);
+};
+
+/**
+ * struct mm_op - an operation of a client that is not complete
+ * @cancel:	of its kind; answers it or leaves it to be answered
+ *
+ * When its client disconnects, @client becomes NULL and nothing is answered.
+ */
+struct mm_op {
+	struct list	link;
+	struct mm_client *client;
+	struct mm_win	*win;
+	uint64_t	tag;
+	uint8_t		op;
+	void		(*cancel)(struct mm_op *op);
+};
+
+struct mm_space {
+	struct mm	*mm;
+	uint32_t	ix;
+	uint8_t		id[32];
+	char		tenant[64];
+	struct desc	desc;
+	uint8_t		*desc_bytes;
+	size_t		desc_len;
+	uint32_t	nr_clients;
+	uint64_t	nr_pages;
+	struct shm	index_shm;
+	struct index	*index;
+	uint32_t	index_epoch;
+	uint64_t	index_used;
+	struct page	**hash;		/* private: chains by page.hnext */
+	uint64_t	hash_size;
+	struct mm_pool	*pool[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	uint64_t	*ghost;		/* observe: key hashes, bounded */
+	uint64_t	ghost_pages, ghost_hits;
+	struct list	link;
+};
+
+struct mm {
+	struct mm_opts	o;
+	struct kvmm_hdr	*hdr;
+	const struct mm_ops *ops;
+	unsigned int	nr_nodes;
+	struct mm_node	node[KVMM_MAX_NODES];
+	struct mm_space	*space[KVMM_MAX_SPACES];
+	struct list	spaces, engines;
+	uint32_t	engine_seq;
+	struct list	flights;	/* fetch.c: by deadline unsorted */
+	struct list	wbacks;
+	uint64_t	next_step_poll_ns;
+	uint64_t	next_reclaim_ns;
+	uint64_t	now_ns;
+	uint64_t	seed[2];
+	uint64_t	page_struct_bytes;
+};
+
+/* -- page.c: pages and their copies ---------------------------------------- */
+
+/* Find a live page, one that is not PAGE_BAD. */
+struct page *page_find(struct mm_space *sp, uint16_t group,
+		       const uint64_t key[4]);
+/* A page without copies; entered in the hash, parent's count raised. */
+struct page *page_create(struct mm_space *sp, uint16_t group,
+			 const uint64_t key[4], struct page *parent,
+			 uint8_t flags);
+/* Free it if it has no copy left (and no children: closure). */
+void page_put(struct page *pg);
+struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd);
+
+/*
+ * The only way a copy changes state: keeps nr_copies, children counts, pool
+ * and node accounts, the policy and the index lines (the node's own line for
+ * READY on a memory node, the BELOW line for READY on block nodes, and
+ * INDEX_PENDING while something is LOADING) right.
+ */
+void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st);
+/* Has the page a READY copy on a node below @nd (so that it can be dropped)? */
+bool page_has_below(const struct page *pg, const struct mm_node *nd);
+/* READY copy on the best node to load from, or NULL. */
+struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
+
+/* -- index.c: the writer of ipc/index.h -------------------------------------- */
+int index_create(struct mm_space *sp, uint64_t nr_lines);
+void index_destroy(struct mm_space *sp);
+/* Insert or update; grows when it must; pushes out another page's line at last. */
+void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
+	       uint8_t flags, uint64_t fword, uint32_t frame);
+void index_clear(struct mm_space *sp, const struct page *pg, uint8_t node);
+
+/* -- frame.c: frames of a memory pool ---------------------------------------- */
+
+enum frame_use {
+	FRAME_FOR_OPEN,			/* leaves pool->reserve alone */
+	FRAME_FOR_LOAD,			/* may take it */
+};
+
+/* From the free stack only; 0: none. The word turns to @st. */
+uint32_t frame_take(struct mm_pool *p, enum frame_use use, enum frame_state st);
+/* Back on the stack; the word turns FREE, the record is invalidated. */
+void frame_put(struct mm_pool *p, uint32_t f);
+/* Record, then word READY(g + 1), for @pg; then copy_set_state(READY). */
+void frame_seal(struct mm_pool *p, uint32_t f, struct page *pg);
+/* Pins over all attached window ledgers, seq_cst. */
+uint64_t frame_pins(const struct mm_pool *p, uint32_t f);
+void *frame_addr(const struct mm_pool *p, uint32_t f);
+uint64_t frame_word_of(const struct mm_pool *p, uint32_t f);
+/*
+ * Isolate, sum, decide: READY -> ISOLATED; no pin and no reference: true, and
+ * the frame is the caller's to put (the page's copy is NONE); else READY again.
+ */
+bool frame_isolate(struct mm_pool *p, uint32_t f);
+/* Room for more: ask the node for an extent when it has room. */
+void pool_grow(struct mm_pool *p);
+/* Frames came: serve load_wait, then refill_wait. */
+void pool_feed(struct mm_pool *p);
+int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
+		struct errmsg *e);
+void pool_destroy(struct mm_pool *p);
+void pool_publish_avail(struct mm_pool *p);
+
+/* -- engine.c ---------------------------------------------------------------- */
+/* Run @w->fn after @step of @e: at once (0) if it is done or @step is 0. */
+void step_wait_add(struct mm_engine *e, struct step_wait *w, uint64_t step);
+void engine_steps_poll(struct mm_engine *e);
+
+/* -- reclaim.c, writeback.c, fetch.c, touch.c --------------------------------- */
+
+/**
+ * struct reclaim_control - one pass over a pool: wishes in, counts out
+ */
+struct reclaim_control {
+	uint32_t	want;		/* frames or slots */
+	uint32_t	max_scan;
+	uint64_t	deadline_ns;
+	bool		direct;		/* an allocation waits */
+	bool		clean_only;
+	uint32_t	scanned, freed, writing;
+};
+void pool_reclaim(struct mm_pool *p, struct reclaim_control *rc);
+/* Watermark work of every pool that is due; returns when to come again. */
+uint64_t reclaim_run(struct mm *mm, uint64_t now_ns);
+/* Demote: write @pg and the ancestors it needs to the node below @nd. */
+int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio);
+/* Drop @pg's copy on @nd; the last copy takes its descendants with it. */
+void page_drop_copy(struct page *pg, struct mm_node *nd);
+/* Drop everywhere, descendants below too; keeps pinned frames (not found). */
+void page_drop_all(struct page *pg);
+uint64_t fetch_run(struct mm *mm, uint64_t now_ns);
+void fetch_frames_came(struct mm_pool *p);
+
+/* The instance's policy. */
+static inline const struct kvmm_policy_v0 *pool_policy(const struct mm_pool *p)
+{
+	return p->space->mm->o.policy;
+}
+
+static inline struct mm_node *page_node(const struct page *pg, unsigned int ix)
+{
+	return &pg->space->mm->node[ix];
+}
+
+#endif
