@@ -27,11 +27,13 @@
 #include <stdint.h>
 
 #include "daemon/node/work.h"
+#include "ipc/base/list.h"
 
 /* I/O addresses and slots are multiples of this; lengths are rounded up to it */
 #define NODE_ALIGN		4096u
 
-#define NODE_NO_DEADLINE	UINT64_MAX
+/* Longest node_io.ident */
+#define NODE_IDENT_MAX		256u
 
 struct node_ops;		/* a back end's table: node_ops.h */
 
@@ -293,7 +295,7 @@ void node_kick(struct node *n);
 /**
  * node_next_deadline() - when node_poll() wants to be called next
  *
- * Return: absolute CLOCK_MONOTONIC ns (0: at once), or NODE_NO_DEADLINE.
+ * Return: absolute CLOCK_MONOTONIC ns (0: at once), or DEADLINE_NONE (clock.h).
  */
 uint64_t node_next_deadline(const struct node *n);
 
@@ -466,7 +468,7 @@ int node_slot_victim(struct node *n, uint32_t len, unsigned int nth,
  * @slot:	from node_slot_alloc(), of at least @len bytes
  * @addr:	multiple of NODE_ALIGN
  * @ident:	opaque bytes that say whose data it is; part of the checksum
- * @ident_len:	their number, at most 256
+ * @ident_len:	their number, at most NODE_IDENT_MAX
  * @crc:	write: filled in when @done is called with 0. read: the expected one
  * @deadline_ns: absolute CLOCK_MONOTONIC, 0 for the node's defaults
  * @done:	see below
@@ -512,17 +514,19 @@ struct node_io {
 	void		*arg;
 	struct node_io_priv {
 		struct node	*node;
-		struct node_io	*prev, *next;	/* queue or in-flight list */
+		struct list	list;		/* a queue, or what is in flight */
 		uint64_t	start_ns;	/* when the kernel got it */
-		uint64_t	expire_ns;	/* key in the deadline heap */
-		uint32_t	heap_ix;	/* 0: not in it */
-		uint8_t		stage;
-		uint8_t		parts;		/* engine, checksum outstanding */
-		uint8_t		flags;
-		int8_t		fault;
+		uint64_t	expire_ns;	/* key in the heap of deadlines */
+		uint64_t	due_ns;		/* end of an injected stall */
+		uint32_t	heap_ix;	/* place there + 1; 0: not in it */
+		uint32_t	ident_crc;
+		uint32_t	data_crc;
 		int		res;		/* as the engine gave it */
-		int		fixed;		/* buffer index, -1 plain */
-		uint32_t	crc;		/* as computed */
+		int		buf_ix;		/* registered buffer, -1: plain */
+		uint8_t		stage;
+		uint8_t		parts;		/* what is still to be done */
+		uint8_t		fault;
+		bool		internal;	/* the node's own I/O */
 		struct work	crc_work;
 		struct work	io_work;
 	} priv;

@@ -85,7 +85,9 @@ int work_fd(const struct work_pool *pool);
 
 /**
  * work_poll() - call done callbacks
- * @budget:	at most so many; 0 for all there are now
+ * @budget:	at most so many; 0 for all there are now. A loop that gives one
+ *		must ask work_sleep() before it sleeps: what is left over gives
+ *		no further signal
  *
  * Context: the loop's thread; not from within a callback.
  * Return: how many were called.

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The fault table. One for the process, since a test that breaks the disk
+ * breaks it for whoever uses it; the loop's thread alone looks at it.
+ */
+#include "daemon/node/fault.h"
+
+#ifdef KVMM_TEST_BUILD
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/node/node_ops.h"
+
+#define FAULT_MAX_RULES		16
+#define FAULT_MAX_SPEC		1024
+
+/**
+ * struct fault_rule - one line of the table
+ * @who:	node or back end
+ * @left:	how often still; UINT64_MAX for ever
+ * @skip:	how many still pass before
+ * @counted:	has n= or skip=: not for a node's own I/O
+ */
+struct fault_rule {
+	char		who[32];
+	enum fault_what	what;
+	struct fault	fault;
+	uint64_t	left;
+	uint64_t	skip;
+	bool		counted;
+};
+
+struct fault_table {
+	struct fault_rule	rule[FAULT_MAX_RULES];
+	unsigned int		nr;
+};
+
+static struct fault_table table;
+static uint64_t nr_hits;
+
+static const struct {
+	const char	*name;
+	enum fault_what	what;
+} whats[] = {
+	{ "read",	FAULT_READ },
+	{ "write",	FAULT_WRITE },
+	{ "get",	FAULT_GET },
+};
+
+static const struct {
+	const char	*name;
+	struct fault	fault;
+} hows[] = {
+	{ "eio",	{ FAULT_ERROR, .err = EIO } },
+	{ "enodata",	{ FAULT_ERROR, .err = ENODATA } },
+	{ "erofs",	{ FAULT_ERROR, .err = EROFS } },
+	{ "enospc",	{ FAULT_ERROR, .err = ENOSPC } },
+	{ "enomem",	{ FAULT_ERROR, .err = ENOMEM } },
+	{ "short",	{ FAULT_SHORT } },
+	{ "stall",	{ FAULT_STALL, .ms = 10000 } },
+	{ "flip",	{ FAULT_FLIP } },
+	{ "drop",	{ FAULT_DROP } },
+};
+
+static int rule_option(struct fault_rule *r, const char *opt,
+		       struct errmsg *msg)
+{
+	const char *eq = strchr(opt, '=');
+	char *end;
+	unsigned long long v;
+
+	if (!eq)
+		return errmsg_set(msg, -EINVAL, "'%s' is not KEY=VALUE", opt);
+	errno = 0;
+	v = strtoull(eq + 1, &end, 10);
+	if (end == eq + 1 || *end || errno || eq[1] == '-')
+		return errmsg_set(msg, -EINVAL, "'%s': not a number", opt);
+	if (!strncmp(opt, "n=", 2)) {
+		r->left = v;
+		r->counted = true;
+	} else if (!strncmp(opt, "skip=", 5)) {
+		r->skip = v;
+		r->counted = true;
+	} else if (!strncmp(opt, "ms=", 3) && v <= UINT32_MAX) {
+		r->fault.ms = (uint32_t)v;
+	} else {
+		return errmsg_set(msg, -EINVAL,
+				  "'%s': known are n=, skip= and ms=", opt);
+	}
+	return 0;
+}
+
+static int rule_parse(struct fault_rule *r, char *text, struct errmsg *msg)
+{
+	char *who = strtok_r(text, ":", &text);
+	char *what = strtok_r(NULL, ":", &text);
+	char *how = strtok_r(NULL, ":", &text);
+	char *opt;
+	size_t i;
+
+	if (!how)
+		return errmsg_set(msg, -EINVAL,
+				  "a fault rule is WHO:WHAT:HOW[:KEY=VALUE]");
+	if (strlen(who) >= sizeof(r->who))
+		return errmsg_set(msg, -EINVAL, "'%s' is no node", who);
+	memset(r, 0, sizeof(*r));
+	strcpy(r->who, who);
+	r->left = UINT64_MAX;
+
+	for (i = 0; i < ARRAY_SIZE(whats) && strcmp(what, whats[i].name); i++)
+		;
+	if (i == ARRAY_SIZE(whats))
+		return errmsg_set(msg, -EINVAL,
+				  "'%s' is not read, write or get", what);
+	r->what = whats[i].what;
+
+	for (i = 0; i < ARRAY_SIZE(hows) && strcmp(how, hows[i].name); i++)
+		;
+	if (i == ARRAY_SIZE(hows))
+		return errmsg_set(msg, -EINVAL, "unknown fault '%s'", how);
+	r->fault = hows[i].fault;
+
+	while ((opt = strtok_r(NULL, ":", &text))) {
+		int err = rule_option(r, opt, msg);
+
+		if (err)
+			return err;
+	}
+	return 0;
+}
+
+int fault_set(const char *spec, struct errmsg *msg)
+{
+	struct fault_table new = { .nr = 0 };
+	char buf[FAULT_MAX_SPEC];
+	char *save = NULL;
+	char *text;
+
+	if (spec && strlen(spec) >= sizeof(buf))
+		return errmsg_set(msg, -EINVAL, "longer than %d characters",
+				  FAULT_MAX_SPEC - 1);
+	strcpy(buf, spec ? spec : "");
+	for (text = strtok_r(buf, ";", &save); text;
+	     text = strtok_r(NULL, ";", &save)) {
+		int err;
+
+		if (new.nr == FAULT_MAX_RULES)
+			return errmsg_set(msg, -EINVAL, "more than %d rules",
+					  FAULT_MAX_RULES);
+		err = rule_parse(&new.rule[new.nr], text, msg);
+		if (err)
+			return err;
+		new.nr++;
+	}
+	table = new;
+	nr_hits = 0;
+	return 0;
+}
+
+int fault_env(void)
+{
+	static bool once;
+	struct errmsg msg;
+	int err;
+
+	if (once)
+		return 0;
+	once = true;
+	err = fault_set(getenv("KVMM_FAULT"), &msg);
+	if (err)
+		fprintf(stderr, "KVMM_FAULT: %s\n", msg.text);
+	return err;
+}
+
+bool fault_ask(const struct node *n, enum fault_what what, bool internal,
+	       struct fault *f)
+{
+	for (unsigned int i = 0; i < table.nr; i++) {
+		struct fault_rule *r = &table.rule[i];
+
+		if (r->what != what || !r->left || (internal && r->counted) ||
+		    (strcmp(r->who, n->name) && strcmp(r->who, n->ops->name)))
+			continue;
+		if (r->skip) {
+			r->skip--;
+			continue;
+		}
+		if (r->left != UINT64_MAX)
+			r->left--;
+		nr_hits++;
+		*f = r->fault;
+		return true;
+	}
+	return false;
+}
+
+uint64_t fault_hits(void)
+{
+	return nr_hits;
+}
+
+bool fault_broken(const char *what)
+{
+	const char *list = getenv("KVMM_BREAK");
+	size_t len = strlen(what);
+
+	for (const char *p = list; p && *p; p += strcspn(p, ",|") + 1) {
+		size_t n = strcspn(p, ",|");
+
+		if (n == len && !strncmp(p, what, n))
+			return true;
+		if (!p[n])
+			break;
+	}
+	return false;
+}
+
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fault.h - I/O errors on demand, in test builds
+ *
+ * A table of rules is asked between a back end's queue and its engine, so that
+ * everything above - deadlines, states, accounts - meets an injected error the
+ * way it meets a real one. In other builds nothing of it exists.
+ *
+ * A rule is WHO:WHAT:HOW[:KEY=VALUE]..., rules are separated by ';':
+ *
+ *	WHO	name of a node or of its back end ("nvme0", "nvme", "host")
+ *	WHAT	read, write, or get (an extent)
+ *	HOW	eio, enodata, erofs, enospc, enomem: fail so
+ *		short	transfer half
+ *		stall	keep it in flight for ms=N, then do it
+ *		flip	one bit of what was read is wrong
+ *		drop	a write that reports success and never happens
+ *	KEY	n=N	only so many times
+ *		skip=N	let the first N pass
+ *		ms=N	for stall; 10000
+ *
+ * As "nvme:write:eio:n=3;nvme:read:stall:ms=10000". A node's own I/O (probes,
+ * zero-writing) meets the rules without n= and skip= only.
+ */
+#ifndef KVMM_DAEMON_NODE_FAULT_H
+#define KVMM_DAEMON_NODE_FAULT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/node/node.h"
+#include "ipc/base/err.h"
+
+enum fault_what {
+	FAULT_READ,
+	FAULT_WRITE,
+	FAULT_GET,
+};
+
+enum fault_how {
+	FAULT_NONE,
+	FAULT_ERROR,		/* @err */
+	FAULT_SHORT,
+	FAULT_STALL,		/* @ms */
+	FAULT_FLIP,
+	FAULT_DROP,
+};
+
+/**
+ * struct fault - what is to go wrong
+ * @err:	positive errno, for FAULT_ERROR
+ * @ms:		milliseconds, for FAULT_STALL
+ */
+struct fault {
+	enum fault_how	how;
+	int		err;
+	uint32_t	ms;
+};
+
+#ifdef KVMM_TEST_BUILD
+
+/**
+ * fault_set() - replace the table
+ * @spec:	rules as above; NULL or "" for none
+ * @msg:	what is wrong with @spec; may be NULL
+ *
+ * Context: the loop's thread, at any time.
+ * Return: 0, or -EINVAL and the table is as it was.
+ */
+int fault_set(const char *spec, struct errmsg *msg);
+
+/**
+ * fault_env() - set the table from $KVMM_FAULT, the first time it is called
+ *
+ * Return: 0, or -EINVAL, and a line on stderr says why.
+ */
+int fault_env(void);
+
+/** fault_ask() - is @what on @n to go wrong now? Fills @f in and counts. */
+bool fault_ask(const struct node *n, enum fault_what what, bool internal,
+	       struct fault *f);
+
+/** fault_hits() - how often a rule has struck since the last fault_set() */
+uint64_t fault_hits(void);
+
+/** fault_broken() - does $KVMM_BREAK name this protection to be left out? */
+bool fault_broken(const char *what);
+
+#else
+
+static inline int fault_env(void)
+{
+	return 0;
+}
+
+static inline bool fault_ask(const struct node *n, enum fault_what what,
+			     bool internal, struct fault *f)
+{
+	return false;
+}
+
+static inline bool fault_broken(const char *what)
+{
+	return false;
+}
+
+#endif
+#endif
