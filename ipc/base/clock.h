@@ -49,15 +49,19 @@ static inline uint64_t deadline_left(uint64_t deadline)
 }
 
 /*
- * Milliseconds left as poll() and epoll_wait() want them: rounded up, so that
- * a wait that timed out is really past its deadline, and never negative.
+ * A timeout as poll() and epoll_wait() want it: in milliseconds, rounded up, so
+ * that a wait that timed out is really past its deadline, and never negative.
  */
-static inline int deadline_left_ms(uint64_t deadline)
+static inline int ns_to_timeout_ms(uint64_t ns)
 {
-	uint64_t left = deadline_left(deadline);
-	uint64_t ms = left / NSEC_PER_MSEC + !!(left % NSEC_PER_MSEC);
+	uint64_t ms = ns / NSEC_PER_MSEC + !!(ns % NSEC_PER_MSEC);
 
 	return ms < INT_MAX ? (int)ms : INT_MAX;
+}
+
+static inline int deadline_left_ms(uint64_t deadline)
+{
+	return ns_to_timeout_ms(deadline_left(deadline));
 }
 
 static inline struct timespec ns_to_timespec(uint64_t ns)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two compressors behind one interface: plain C, and the SHA extensions (some
- * eight times faster), which matter because a prompt's key chain is hashed at
+ * six times faster), which matter because a prompt's key chain is hashed at
  * every lookup by engines that bring no hashes of their own.
  *
  * The choice is kept in one atomic, written with the same value by whoever
@@ -55,35 +55,50 @@ static void store_be32(uint8_t *p, uint32_t v)
 	p[3] = (uint8_t)v;
 }
 
-static void compress_portable(uint32_t h[8], const uint8_t *data, size_t blocks)
+static void compress_portable(uint32_t state[8], const uint8_t *data,
+			      size_t blocks)
 {
-	uint32_t w[64], s[8];
+	uint32_t w[64];
 
 	for (; blocks; blocks--, data += 64) {
+		uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+		uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
+
 		for (int i = 0; i < 16; i++)
 			w[i] = load_be32(data + 4 * i);
 		for (int i = 16; i < 64; i++) {
-			uint32_t a = w[i - 15], b = w[i - 2];
+			uint32_t x = w[i - 15], y = w[i - 2];
 
 			w[i] = w[i - 16] + w[i - 7] +
-			       (ror32(a, 7) ^ ror32(a, 18) ^ a >> 3) +
-			       (ror32(b, 17) ^ ror32(b, 19) ^ b >> 10);
+			       (ror32(x, 7) ^ ror32(x, 18) ^ x >> 3) +
+			       (ror32(y, 17) ^ ror32(y, 19) ^ y >> 10);
 		}
-		memcpy(s, h, sizeof(s));
+		/* Unrolled, the moves from one name to the next go away. */
+#pragma GCC unroll 8
 		for (int i = 0; i < 64; i++) {
-			uint32_t a = s[0], e = s[4];
-			uint32_t t1 = s[7] + k256[i] + w[i] +
+			uint32_t t1 = h + k256[i] + w[i] +
 				(ror32(e, 6) ^ ror32(e, 11) ^ ror32(e, 25)) +
-				((e & s[5]) ^ (~e & s[6]));
-			uint32_t t2 = (ror32(a, 2) ^ ror32(a, 13) ^ ror32(a, 22)) +
-				((a & s[1]) ^ (a & s[2]) ^ (s[1] & s[2]));
+				((e & f) ^ (~e & g));
+			uint32_t t2 = ((a & b) ^ (a & c) ^ (b & c)) +
+				(ror32(a, 2) ^ ror32(a, 13) ^ ror32(a, 22));
 
-			memmove(&s[1], &s[0], 7 * sizeof(s[0]));
-			s[4] += t1;
-			s[0] = t1 + t2;
+			h = g;
+			g = f;
+			f = e;
+			e = d + t1;
+			d = c;
+			c = b;
+			b = a;
+			a = t1 + t2;
 		}
-		for (int i = 0; i < 8; i++)
-			h[i] += s[i];
+		state[0] += a;
+		state[1] += b;
+		state[2] += c;
+		state[3] += d;
+		state[4] += e;
+		state[5] += f;
+		state[6] += g;
+		state[7] += h;
 	}
 }
 
