@@ -28,7 +28,8 @@ AR	:= ar
 comma	:= ,
 B	:= $(O)$(if $(SAN),/san-$(subst $(comma),-,$(SAN)))$(if $(COV),/cov)
 Q	:= $(if $(V),,@)
-say	= $(if $(V),,@printf '  %-7s %s\n' $(1) $(patsubst $(B)/%,%,$@))
+silent	:= $(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS))))
+say	= $(if $(V)$(silent),,@printf '  %-7s %s\n' $(1) $(patsubst $(B)/%,%,$@))
 
 # A -j on the command line wins over this one.
 MAKEFLAGS += -j$(shell nproc) --no-builtin-rules
@@ -162,20 +163,17 @@ $(B)/.flags: FORCE | $(DEPS)
 $(B)/obj/%.o: %.c $(B)/.flags
 	$(call say,CC)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(REL_CFLAGS) $(FILE_CFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(REL_CFLAGS) -MMD -MP -c -o $@ $<
 
 $(B)/test/obj/%.o: %.c $(B)/.flags
 	$(call say,CC)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(TEST_CFLAGS) $(FILE_CFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(TEST_CFLAGS) -MMD -MP -c -o $@ $<
 
 $(B)/obj/%.cu.o: %.cu $(B)/.flags
 	$(call say,NVCC)
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) -O2 -g -Xcompiler -fPIC -I. -c -o $@ $<
-
-# kvmmctl sees installed headers only: the project root is not in its path.
-$(call rel,$(CTL_SRC)): COMMON := $(filter-out -I.,$(COMMON)) -iquote libkvmm/ctl
 
 # -- libkvmm ------------------------------------------------------------------
 
@@ -267,7 +265,7 @@ fuzz_ld	= $(if $(filter libfuzzer,$(have_fuzzer)),$(FUZZCC) -fsanitize=fuzzer,$(
 $(B)/fuzz/obj/%.o: %.c $(B)/.flags $(B)/fuzz/mode
 	$(call say,CC)
 	@mkdir -p $(@D)
-	$(Q)$(fuzz_cc) $(filter-out -Wthread-safety,$(FUZZ_CFLAGS)) $(FILE_CFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(fuzz_cc) $(filter-out -Wthread-safety,$(FUZZ_CFLAGS)) -MMD -MP -c -o $@ $<
 
 $(B)/fuzz/libfuzz.a: $(call fzz,$(ALL_SRC) $(HELP_SRC))
 	$(call say,AR)

@@ -52,7 +52,8 @@
 #define __packed	__attribute__((packed))
 #define __printf(fmt, args)	__attribute__((format(printf, fmt, args)))
 #define __must_check	__attribute__((warn_unused_result))
-#define __cleanup(fn)	__attribute__((cleanup(fn)))
+/* unused: clang does not count the clean-up as a use. */
+#define __cleanup(fn)	__attribute__((cleanup(fn), unused))
 
 #define CACHE_LINE	64
 #define BIT(n)		(UINT64_C(1) << (n))

@@ -97,9 +97,11 @@ static void *try_it(void *arg)
 {
 	bool *got = arg;
 
-	*got = kvmm_trylock(&outer);
-	if (*got)
+	*got = false;
+	if (kvmm_trylock(&outer)) {
+		*got = true;
 		kvmm_unlock(&outer);
+	}
 	return NULL;
 }
 
