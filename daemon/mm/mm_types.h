@@ -16,6 +16,11 @@
  *     READY or WRITING copy on the same node (closed by itself)
  *   - page.nr_children = pages whose parent it is;
  *     copy.nr_children = those of them with a copy, not NONE, on this node
+ *   - FULL groups, block node: the parent of a READY copy is READY there: a
+ *     write that is over before its parent's stays WRITING until that is over
+ *   - page.children holds page.nr_children pages, by their sibling member
+ *   - memory pool: dirty holds the nr_dirty READY copies of pages that have no
+ *     READY copy below
  *   - a frame is in exactly one place: free stack, a magazine (OPEN, owner
  *     set), an engine (OPEN), a page (LOADING, READY, ISOLATED), quarantine
  *   - node.used = sum of extents (memory) or of slots (block)
@@ -38,6 +43,7 @@ enum copy_state {
 
 struct flight;				/* fetch.c: a read in flight */
 struct wback;				/* writeback.c: a write in flight */
+struct evac;				/* evacuate.c: an extent being emptied */
 
 /**
  * struct copy - a page on one node
@@ -46,7 +52,13 @@ struct wback;				/* writeback.c: a write in flight */
  * @slot:	block pools
  * @crc:	block pools: checksum that a read must show
  * @nr_children: pages whose parent this page is and that have a copy here
- * @refs:	I/O that uses it as source or target: not dropped meanwhile
+ * @refs:	I/O that uses it as source: not dropped meanwhile (hand-over
+ *		references are the frame's: frame_meta.refs; frame_isolate() refuses
+ *		on either)
+ * @flags:	COPY_*; zero while NONE
+ * @link:	memory: in pool.dirty while READY without a READY copy below, moved
+ *		to its tail by a touch; block: in its node's table of slots
+ *		(writeback.c), from the slot's allocation to its return
  * @flight:	LOADING: the read
  * @wb:		WRITING: the write
  */
@@ -58,12 +70,16 @@ struct copy {
 	uint32_t	nr_children;
 	uint16_t	refs;
 	uint8_t		state;
-	uint8_t		spare;
+	uint8_t		flags;
+	struct list	link;
 	union {
 		struct flight	*flight;
 		struct wback	*wb;
 	};
 };
+
+#define COPY_DOOMED	1u	/* goes as soon as its I/O is over: no source, not
+				   counted as a copy below */
 
 /**
  * struct page - a page
@@ -77,6 +93,8 @@ struct page {
 	struct mm_space	*space;
 	struct page	*hnext;
 	struct page	*parent;
+	struct list	children;	/* their sibling */
+	struct list	sibling;
 	struct mm_client *publisher;	/* compared only, never followed */
 	uint32_t	nr_children;
 	uint32_t	raw_bytes;
@@ -92,8 +110,11 @@ struct page {
 
 #define PAGE_ROOT	1u	/* by the publisher's word: outside closure */
 #define PAGE_CRC	2u	/* @crc holds */
-#define PAGE_BAD	4u	/* being dropped everywhere: not found any more */
+#define PAGE_BAD	4u	/* being dropped everywhere: not found any more, its
+				   index lines are gone and may be another page's */
 #define PAGE_FULL	8u	/* of a FULL group: closure rules hold */
+#define PAGE_ORPHAN	16u	/* of a FULL group, not BAD, and its parent was freed
+				   before it: a breach that mm_check() reports */
 
 /* One node, as mm runs it. */
 struct mm_node {
@@ -108,6 +129,13 @@ struct mm_node {
 	uint64_t	bytes_pages;
 	struct mm_counters c;
 	struct list	pools;		/* mm_pool.node_link */
+	struct list	*slots;		/* block: copy.link by offset, writeback.c */
+	uint64_t	nr_slot_lists;
+	uint64_t	slot_list_bytes;
+	uint64_t	wb_bytes;	/* block: being written to it */
+	uint32_t	wb_ios;
+	struct evac	*evac;		/* memory: at most one at a time */
+	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
 };
 
 /* One extent of a memory pool. */
@@ -147,6 +175,11 @@ struct frame_meta {
  *		summed. mm_win.pool_link
  * @want:	frames that refills and loads could not get: reclaim works for it
  * @reserve:	free frames that only loads may take (watermark min)
+ * @dirty:	READY copies without a READY copy below, coldest first; kept by
+ *		copy_set_state()
+ * @full_ns:	a search that saw every page found nothing to take: until then
+ *		no other is made for a load
+ * @wb_boost:	pages to keep clean beyond the usual share: dirty victims were met
  */
 struct mm_pool {
 	struct mm_space	*space;
@@ -159,6 +192,9 @@ struct mm_pool {
 	void		*policy;	/* instance memory */
 	uint64_t	nr_pages;	/* READY copies */
 	uint64_t	nr_dirty;	/* of them, without a copy below; memory */
+	struct list	dirty;		/* copy.link; nr_dirty of them */
+	uint64_t	full_ns;
+	uint64_t	wb_boost;
 
 	/* memory pools */
 	struct shm	table_shm;
@@ -258,7 +294,8 @@ struct step_wait {
  * struct mm_op - an operation of a client that is not complete
  * @cancel:	of its kind; answers it or leaves it to be answered
  *
- * When its client disconnects, @client becomes NULL and nothing is answered.
+ * When its client disconnects, @link is deleted, @client and @win become NULL,
+ * and @cancel is called: nothing is answered.
  */
 struct mm_op {
 	struct list	link;
@@ -300,8 +337,10 @@ struct mm {
 	struct mm_space	*space[KVMM_MAX_SPACES];
 	struct list	spaces, engines;
 	uint32_t	engine_seq;
-	struct list	flights;	/* fetch.c: by deadline unsorted */
-	struct list	wbacks;
+	struct list	flights;	/* fetch.c: reads in flight */
+	struct list	fetches;	/* fetch.c: operations, by deadline */
+	struct list	wbacks;		/* writeback.c: writes in flight */
+	bool		stopping;	/* tier_stop(): no new I/O */
 	uint64_t	next_step_poll_ns;
 	uint64_t	next_reclaim_ns;
 	uint64_t	now_ns;
@@ -314,11 +353,15 @@ struct mm {
 /* Find a live page, one that is not PAGE_BAD. */
 struct page *page_find(struct mm_space *sp, uint16_t group,
 		       const uint64_t key[4]);
-/* A page without copies; entered in the hash, parent's count raised. */
+/* A page without copies; entered in the hash and with its parent's children. */
 struct page *page_create(struct mm_space *sp, uint16_t group,
 			 const uint64_t key[4], struct page *parent,
 			 uint8_t flags);
-/* Free it if it has no copy left (and no children: closure). */
+/*
+ * Free it if it has no copy left. Children that it still has (WINDOW and LAST
+ * groups; a pinned BAD child) lose their parent; one of a FULL group that is
+ * not BAD becomes PAGE_ORPHAN.
+ */
 void page_put(struct page *pg);
 struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd);
 
@@ -326,12 +369,17 @@ struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd);
  * The only way a copy changes state: keeps nr_copies, children counts, pool
  * and node accounts, the policy and the index lines (the node's own line for
  * READY on a memory node, the BELOW line for READY on block nodes, and
- * INDEX_PENDING while something is LOADING) right.
+ * INDEX_PENDING while something is LOADING) right. @frame or @slot are set
+ * before; the policy's view is filled in when READY, except @flags and @uses,
+ * which are zeroed when NONE. No index line of a BAD page is touched.
  */
 void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st);
-/* Has the page a READY copy on a node below @nd (so that it can be dropped)? */
+/*
+ * Has the page a READY copy, not COPY_DOOMED, on a node below @nd (so that it
+ * can be dropped)?
+ */
 bool page_has_below(const struct page *pg, const struct mm_node *nd);
-/* READY copy on the best node to load from, or NULL. */
+/* READY copy, not COPY_DOOMED, on the best node to load from, or NULL. */
 struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
 
 /* -- index.c: the writer of ipc/index.h -------------------------------------- */
@@ -349,7 +397,7 @@ enum frame_use {
 	FRAME_FOR_LOAD,			/* may take it */
 };
 
-/* From the free stack only; 0: none. The word turns to @st. */
+/* From the free stack only; 0: none. The word turns to @st; a load sets meta.page. */
 uint32_t frame_take(struct mm_pool *p, enum frame_use use, enum frame_state st);
 /* Back on the stack; the word turns FREE, the record is invalidated. */
 void frame_put(struct mm_pool *p, uint32_t f);
@@ -364,6 +412,15 @@ uint64_t frame_word_of(const struct mm_pool *p, uint32_t f);
  * the frame is the caller's to put (the page's copy is NONE); else READY again.
  */
 bool frame_isolate(struct mm_pool *p, uint32_t f);
+/*
+ * An extent that is to go (evacuate.c): its free frames leave the stack, and
+ * frame_put() does not put others of it there (nr_used still counts down); or
+ * the way back.
+ */
+void extent_close(struct mm_pool *p, uint32_t no);
+void extent_reopen(struct mm_pool *p, uint32_t no);
+/* A closed one with nr_used == 0: tell the windows, give it to the node. */
+void extent_down(struct mm_pool *p, uint32_t no);
 /* Room for more: ask the node for an extent when it has room. */
 void pool_grow(struct mm_pool *p);
 /* Frames came: serve load_wait, then refill_wait. */
@@ -378,7 +435,18 @@ void pool_publish_avail(struct mm_pool *p);
 void step_wait_add(struct mm_engine *e, struct step_wait *w, uint64_t step);
 void engine_steps_poll(struct mm_engine *e);
 
-/* -- reclaim.c, writeback.c, fetch.c, touch.c --------------------------------- */
+/* -- policy.c ---------------------------------------------------------------- */
+/* The pool's instance of the policy; before its first page, after its last. */
+int pool_policy_init(struct mm_pool *p, struct errmsg *e);
+void pool_policy_fini(struct mm_pool *p);
+
+/* -- reclaim.c, writeback.c, fetch.c, evacuate.c, drop.c, touch.c --------------- */
+
+/* What these keep in struct mm; before the first pool. */
+void tier_init(struct mm *mm);
+/* No new I/O; what can be taken back is. True: none is in flight any more. */
+bool tier_stop(struct mm *mm);
+void tier_fini(struct mm *mm);
 
 /**
  * struct reclaim_control - one pass over a pool: wishes in, counts out
@@ -402,6 +470,8 @@ void page_drop_copy(struct page *pg, struct mm_node *nd);
 void page_drop_all(struct page *pg);
 uint64_t fetch_run(struct mm *mm, uint64_t now_ns);
 void fetch_frames_came(struct mm_pool *p);
+/* Empty the extent of @p touched longest ago; 0 begun, -EBUSY, -ENOENT. */
+int pool_evacuate(struct mm_pool *p);
 
 /* The instance's policy. */
 static inline const struct kvmm_policy_v0 *pool_policy(const struct mm_pool *p)
