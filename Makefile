@@ -112,7 +112,8 @@ FUZZ_SRC	:= $(wildcard tests/fuzz/fuzz_*.c)
 BENCH_SRC	:= $(wildcard tests/bench/bench_*.c)
 BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
 DEMO_SRC	:= $(wildcard tests/demo/demo*.c)
-DEMO_HELP	:= $(filter-out $(DEMO_SRC),$(wildcard tests/demo/*.c))
+DEMO_HELP	:= $(filter-out $(DEMO_SRC),$(wildcard tests/demo/*.c)) \
+		     tests/lib/daemon.c
 SHELL_TESTS	:= $(wildcard tests/check-*.sh tests/*/test_*.sh)
 LIB_MAP		:= $(wildcard libkvmm/libkvmm.map)
 
@@ -179,7 +180,7 @@ $(B)/obj/%.cu.o: %.cu $(B)/.flags
 
 LIB_OBJ	:= $(LIB_SRC) $(IPC_SRC)
 solink	= $(LINK) -shared -Wl,-soname,$(SONAME) -Wl,-z,defs \
-	  $(if $(LIB_MAP),-Wl,--version-script=$(LIB_MAP)) -o $@ $(filter %.o,$^)
+	  $(LIB_MAP:%=-Wl,--version-script=%) -o $@ $(filter %.o,$^)
 
 $(B)/$(SOREAL): $(call rel,$(LIB_OBJ)) $(LIB_MAP)
 	$(call say,LD)
@@ -250,14 +251,21 @@ $(UNIT) $(INTEG): $(B)/test/%: $(B)/test/obj/tests/%.o $(B)/test/libtest.a
 # libFuzzer where clang has it; else the same targets behind a driver that
 # replays the corpus and mutates it. Address and undefined are always on there.
 FUZZ_CFLAGS	= $(COMMON) -O1 -U_FORTIFY_SOURCE -DKVMM_TEST_BUILD $(PKG_CFLAGS)
-FUZZ_SAN	:= address,undefined
-have_fuzzer	= $(shell cat $(B)/fuzz/mode 2>/dev/null)
+FUZZ_SAN	:= -fsanitize=address,undefined -fno-sanitize-recover=all
+
+fuzz_cc_libfuzzer = $(FUZZCC) $(FUZZ_SAN) -fsanitize=fuzzer-no-link
+fuzz_cc_driver	= $(CC) $(FUZZ_SAN)
+fuzz_ld_libfuzzer = $(FUZZCC) $(FUZZ_SAN) -fsanitize=fuzzer
+fuzz_ld_driver	= $(CC) $(FUZZ_SAN) $(B)/fuzz/obj/tests/fuzz/driver.o
+fuzz_mode	= $(shell cat $(B)/fuzz/mode)
+fuzz_cc		= $(fuzz_cc_$(fuzz_mode))
+fuzz_ld		= $(fuzz_ld_$(fuzz_mode)) -pthread -Wl,--as-needed
 
 $(B)/fuzz/mode: $(B)/.flags
 	@mkdir -p $(@D)
-	@if echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n); int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return !p && n; }' | \
-	    $(FUZZCC) -x c -fsanitize=fuzzer,address - -o $(B)/fuzz/probe 2>/dev/null; \
-	 then echo libfuzzer >$@; else echo driver >$@; fi; rm -f $(B)/fuzz/probe
+	@if echo 'int LLVMFuzzerTestOneInput(const char *p, long n) { return !p && n; }' | \
+		$(fuzz_ld_libfuzzer) -x c - -o $(B)/fuzz/probe 2>/dev/null; \
+	then echo libfuzzer >$@; else echo driver >$@; fi; rm -f $(B)/fuzz/probe
 
 fuzz_cc	= $(if $(filter libfuzzer,$(have_fuzzer)),$(FUZZCC) -fsanitize=fuzzer-no-link,$(FUZZ_SAN),$(CC) -fsanitize=$(FUZZ_SAN)) -fno-sanitize-recover=all
 fuzz_ld	= $(if $(filter libfuzzer,$(have_fuzzer)),$(FUZZCC) -fsanitize=fuzzer,$(FUZZ_SAN),$(CC) -fsanitize=$(FUZZ_SAN) $(B)/fuzz/obj/tests/fuzz/driver.o) -pthread -Wl,--as-needed
@@ -275,7 +283,8 @@ $(FUZZ): $(B)/test/fuzz/%: $(B)/fuzz/obj/tests/fuzz/%.o \
 		$(B)/fuzz/obj/tests/fuzz/driver.o $(B)/fuzz/libfuzz.a
 	$(call say,LD)
 	@mkdir -p $(@D)
-	$(Q)$(fuzz_ld) -o $@ $< $(B)/fuzz/libfuzz.a $(TEST_LIBS)
+	$(Q)$(fuzz_ld) -o $@ $< $(B)/fuzz/libfuzz.a \
+		$(call link_hint,tests/$*.c) $(TEST_LIBS)
 
 RUN	= V='$(V)' SAN='$(SAN)' tests/run.sh -b $(B)
 SMALL_MODEL := $(if $(wildcard tests/model/run.sh),"tests/model/run.sh --small")

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -97,21 +98,31 @@ static json_t *config_sockets(const struct test_daemon *d)
 	return list;
 }
 
+/* Bytes as the configuration wants them: text. */
+static json_t *json_bytes(uint64_t bytes)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%" PRIu64, bytes);
+	return json_string(text);
+}
+
 static json_t *config_nodes(const struct test_daemon *d)
 {
 	const struct td_opts *o = &d->opts;
 	json_t *list = json_array();
-	json_t *dram = json_pack("{s:s, s:s, s:I, s:I}", "name", "dram0", "kind", "host",
-				 "size", (json_int_t)o->dram_bytes,
-				 "size_max", (json_int_t)o->dram_max);
+	json_t *dram = json_pack("{s:s, s:s, s:o, s:o}", "name", "dram0",
+				 "kind", "host",
+				 "size", json_bytes(o->dram_bytes),
+				 "size_max", json_bytes(o->dram_max));
 
 	json_array_append_new(list, dram);
 	if (!o->nvme_bytes)
 		return list;
 	json_object_set_new(dram, "below", json_string("nvme0"));
-	json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:I, s:s}",
+	json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:o, s:s}",
 		"name", "nvme0", "kind", "nvme", "path", d->nvme,
-		"size", (json_int_t)o->nvme_bytes,
+		"size", json_bytes(o->nvme_bytes),
 		"engine", o->engine ? o->engine : "auto"));
 	return list;
 }

@@ -1,0 +1,686 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One engine: what an inference engine does with kvmm, without the inference.
+ *
+ * A loop of steps, as engines have. Up to NR_ACTIVE requests are worked on at
+ * a time. A new one is matched; what was found is read where it lies; what
+ * lies below is fetched, with a deadline; the rest is "computed" in chunks:
+ * frames are allocated, the page's bytes are written in place, and the chunk is
+ * published with this step as its fence. Then the step is declared done, and
+ * only now kvmmd lets others find the pages. A request whose publishes are all
+ * answered ends with its hint.
+ *
+ *	FETCHING -> COMPUTING -> DRAINING -> (ended)
+ *
+ * kvmmd may be stopped, slow or out of frames: then a fetch becomes a miss at
+ * its deadline, and pages for which no frame came in time are computed in
+ * private memory and not shared. The engine itself never stands still.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <kvmm/kvmm.h>
+
+#include "ipc/base/clock.h"
+#include "tests/demo/demo.h"
+#include "tests/lib/pattern.h"
+
+#define NR_ACTIVE	2		/* computed at a time */
+#define NR_RUNS		32		/* those, and the ones that only drain */
+#define CHUNK		32		/* pages computed in a step */
+#define NR_OPS		256		/* in flight; a power of two */
+#define FETCH_NS	(300 * NSEC_PER_MSEC)
+#define FRAME_NS	(50 * NSEC_PER_MSEC)	/* wait for frames at most */
+#define DRAIN_NS	(20 * NSEC_PER_SEC)	/* for publishes, at most */
+#define NR_CORRUPT	16
+
+enum run_state { RUN_FREE, RUN_FETCHING, RUN_COMPUTING, RUN_DRAINING };
+
+/**
+ * struct run - a request being worked on
+ * @have:	pages [0, have) are there or published
+ * @fetch_end:	fetched are [have, fetch_end)
+ * @inflight:	publishes not answered yet
+ * @since:	when it began to wait for frames, or to drain; 0: it does not
+ */
+struct run {
+	enum run_state	state;
+	const struct request *r;
+	struct kvmm_req	*rq;
+	struct kvmm_key	*key;
+	struct kvmm_hit	*hit;
+	uint32_t	have;
+	uint32_t	fetch_end;
+	uint32_t	inflight;
+	uint64_t	since;
+};
+
+/**
+ * struct op - something posted and not answered yet
+ * @stops:	how often kvmmd had been stopped when it was posted
+ */
+struct op {
+	struct run	*run;		/* NULL: free */
+	uint64_t	tag;
+	uint64_t	start_ns;
+	uint32_t	stops;
+	uint32_t	first;
+	uint32_t	n;
+	kvmm_frame_t	frame[CHUNK];
+};
+
+struct engine {
+	const struct demo *dm;
+	struct shared	*sh;
+	struct engine_stats *st;
+	unsigned int	me;
+	struct kvmm	*k;
+	struct kvmm_space *sp;
+	struct kvmm_win	*win;
+	kvmm_node_t	dram;
+	struct places	places;
+	uint64_t	step;
+	uint64_t	seq;
+	unsigned int	nr_active;
+	unsigned int	nr_corrupt;
+	struct run	run[NR_RUNS];
+	struct op	op[NR_OPS];
+};
+
+static void count(_Atomic uint64_t *c, uint64_t n)
+{
+	/* This process is the only writer. */
+	atomic_store_explicit(c, atomic_load_explicit(c, memory_order_relaxed)
+			      + n, memory_order_relaxed);
+}
+
+static uint64_t read_count(const _Atomic uint64_t *c)
+{
+	return atomic_load_explicit(c, memory_order_relaxed);
+}
+
+static bool flag(const _Atomic uint32_t *f)
+{
+	/* acquire: pairs with the parent's release; a flag, not data */
+	return atomic_load_explicit(f, memory_order_acquire) != 0;
+}
+
+static void complain(struct engine *e, const char *what, int err)
+{
+	fprintf(stderr, "engine %u: %s: %s (%s)\n", e->me, what,
+		strerror(-err), kvmm_error(e->k));
+	count(&e->st->errors, 1);
+}
+
+/* ---- pages in place ---------------------------------------------------------- */
+
+/* A page's segments get different bytes: a swap of K and V must show. */
+static struct kvmm_key seg_key(const struct kvmm_key *key, unsigned int seg)
+{
+	struct kvmm_key k = *key;
+
+	k.b[31] ^= (uint8_t)(seg + 1);
+	return k;
+}
+
+static void *page_seg(struct engine *e, unsigned int seg, kvmm_frame_t f)
+{
+	void *p = kvmm_win_ptr(e->win, seg, f);
+
+	/* It may lie in an extent that came after our last step. */
+	if (!p && kvmm_win_sync(e->win, e->step - 1) >= 0)
+		p = kvmm_win_ptr(e->win, seg, f);
+	return p;
+}
+
+static void write_page(struct engine *e, kvmm_frame_t f,
+		       const struct kvmm_key *key)
+{
+	unsigned int s;
+
+	for (s = 0; s < NR_SEGS; s++) {
+		struct kvmm_key k = seg_key(key, s);
+		void *p = page_seg(e, s, f);
+
+		if (!p) {
+			complain(e, "an allocated frame is not mapped", -EFAULT);
+			return;
+		}
+		pattern_fill(p, PAGE_BYTES / NR_SEGS, &k);
+	}
+}
+
+/* Is frame @f the same memory here as it was for whoever saw it first? */
+static void check_place(struct engine *e, kvmm_frame_t f)
+{
+	const void *p = page_seg(e, 0, f);
+	uint64_t mine = p ? places_find(&e->places, p) : 0, first = 0;
+
+	if (!mine || f >= e->sh->nr_places) {
+		count(&e->st->copied_bytes, PAGE_BYTES);
+		return;
+	}
+	if (atomic_compare_exchange_strong(&e->sh->place[f], &first, mine) ||
+	    first == mine)
+		count(&e->st->shared_bytes, PAGE_BYTES);
+	else
+		count(&e->st->copied_bytes, PAGE_BYTES);
+}
+
+/* Read a page that was hit, every byte, where it lies. */
+static bool read_page(struct engine *e, struct run *r, uint32_t i,
+		      kvmm_frame_t f)
+{
+	uint32_t page = r->r->page[i];
+	unsigned int owner = atomic_load_explicit(&e->sh->owner[page],
+						  memory_order_relaxed);
+	size_t wrong = 0;
+	unsigned int s;
+
+	for (s = 0; s < NR_SEGS; s++) {
+		struct kvmm_key k = seg_key(&r->key[i], s);
+		const void *p = page_seg(e, s, f);
+
+		wrong += p ? pattern_check(p, PAGE_BYTES / NR_SEGS, &k)
+			   : PAGE_BYTES / NR_SEGS;
+	}
+	check_place(e, f);
+	count(&e->st->bytes_checked, PAGE_BYTES);
+	if (owner && owner != e->me + 1)
+		count(&e->st->pages_cross, 1);
+	if (!wrong)
+		return true;
+
+	if (!read_count(&e->st->wrong_pages))
+		fprintf(stderr, "engine %u: page %u in frame %u: %zu wrong bytes\n",
+			e->me, page, f, wrong);
+	count(&e->st->wrong_bytes, wrong);
+	count(&e->st->wrong_pages, 1);
+	kvmm_report(r->rq, i, KVMM_BAD);
+	return false;
+}
+
+/* ---- operations in flight ------------------------------------------------------ */
+
+static struct op *op_get(struct engine *e, struct run *r)
+{
+	struct op *op = &e->op[++e->seq % NR_OPS];
+
+	if (op->run)
+		return NULL;	/* the oldest is still out: enough for now */
+	op->run = r;
+	op->tag = e->seq;
+	op->start_ns = now_ns();
+	op->stops = atomic_load_explicit(&e->sh->stops, memory_order_relaxed);
+	return op;
+}
+
+/* How long it took, unless kvmmd was stopped meanwhile. */
+static void op_time(struct engine *e, const struct op *op, struct hist *h)
+{
+	if (op->stops == atomic_load_explicit(&e->sh->stops,
+					      memory_order_relaxed))
+		hist_add(h, now_ns() - op->start_ns);
+}
+
+/* ---- a request's life ------------------------------------------------------------ */
+
+static void run_end(struct engine *e, struct run *r)
+{
+	if (r->state == RUN_FETCHING || r->state == RUN_COMPUTING)
+		e->nr_active--;
+	kvmm_req_end(r->rq, r->r->how, e->step);
+	count(&e->st->requests, 1);
+	r->rq = NULL;
+	r->state = RUN_FREE;
+}
+
+static void run_drain(struct engine *e, struct run *r)
+{
+	if (!r->inflight) {
+		run_end(e, r);
+		return;
+	}
+	e->nr_active--;
+	r->state = RUN_DRAINING;
+	r->since = now_ns();
+}
+
+static int run_match(struct engine *e, struct run *r, struct kvmm_match *m)
+{
+	struct kvmm_keys keys = { .k = r->key, .n = r->r->npages, .group = 0 };
+	bool stopped = flag(&e->sh->stopped);
+	uint64_t t = now_ns(), took;
+	int err;
+
+	memset(m, 0, sizeof(*m));
+	m->size = sizeof(*m);
+	err = kvmm_match(r->rq, &keys, 1, e->dram, r->hit, m);
+	took = now_ns() - t;
+	if (err)
+		return err;
+	count(&e->st->lookups, 1);
+	count(&e->st->match_ns, took);
+	if (stopped && flag(&e->sh->stopped)) {
+		hist_add(&e->st->match_stopped, took);
+		count(&e->st->stopped_lookups, 1);
+		count(&e->st->stopped_hits, m->n_resident);
+	} else {
+		hist_add(&e->st->match, took);
+	}
+	return 0;
+}
+
+static void run_compute_next(struct run *r)
+{
+	r->state = RUN_COMPUTING;
+	r->since = 0;
+}
+
+static void run_fetch(struct engine *e, struct run *r, uint32_t end)
+{
+	struct op *op = op_get(e, r);
+	int err;
+
+	r->fetch_end = end;
+	if (!op) {
+		run_compute_next(r);
+		return;
+	}
+	op->first = r->have;
+	op->n = end - r->have;
+	err = kvmm_fetch(r->rq, r->have, end, e->dram,
+			 op->start_ns + FETCH_NS, op->tag);
+	if (err) {
+		op->run = NULL;
+		if (err != -EAGAIN)
+			complain(e, "fetch", err);
+		run_compute_next(r);
+		return;
+	}
+	r->state = RUN_FETCHING;
+}
+
+/* Take the next request of the slice. Return: false: not now. */
+static bool admit(struct engine *e)
+{
+	const struct trace *t = &e->dm->trace;
+	uint64_t next = read_count(&e->st->next);
+	const struct request *rec = &t->req[next * NR_ENGINES + e->me];
+	struct kvmm_hint hint = {
+		.size = sizeof(hint),
+		.session = rec->session,
+	};
+	struct kvmm_match m;
+	struct run *r;
+	uint32_t i;
+	int err;
+
+	for (r = e->run; r < e->run + NR_RUNS && r->state != RUN_FREE; r++)
+		;
+	if (r == e->run + NR_RUNS)
+		return false;
+	err = kvmm_req_open(e->sp, next * NR_ENGINES + e->me, &hint, &r->rq);
+	if (err == -EAGAIN)
+		return false;
+	if (err) {
+		complain(e, "request", err);
+		count(&e->st->next, 1);
+		return true;
+	}
+	r->r = rec;
+	r->inflight = 0;
+	for (i = 0; i < rec->npages; i++)
+		kvmm_key_wrap(e->sp, &rec->page[i], sizeof(rec->page[i]),
+			      &r->key[i]);
+	count(&e->st->next, 1);
+	count(&e->st->tokens, rec->tokens);
+	count(&e->st->pages_asked, rec->npages);
+	e->nr_active++;
+
+	err = run_match(e, r, &m);
+	if (!err && m.sync_wanted &&
+	    kvmm_win_sync(e->win, e->step - 1) > 0)
+		err = run_match(e, r, &m);
+	if (err) {
+		complain(e, "match", err);
+		m.n_resident = m.n_load = 0;
+	}
+	for (i = 0; i < m.n_resident; i++)
+		if (!read_page(e, r, i, r->hit[i].frame))
+			break;
+	r->have = i;
+	count(&e->st->pages_dram, i);
+	if (i == m.n_resident && m.n_load > m.n_resident)
+		run_fetch(e, r, m.n_load);
+	else
+		run_compute_next(r);
+	return true;
+}
+
+static void fetch_done(struct engine *e, struct op *op,
+		       const struct kvmm_done *d)
+{
+	struct run *r = op->run;
+	uint32_t i = 0;
+
+	if (r->state != RUN_FETCHING)
+		return;
+	op_time(e, op, &e->st->fetch);
+	if (!d->result)
+		while (i < d->n && i < op->n && !d->res[i].result &&
+		       read_page(e, r, op->first + i, d->res[i].frame))
+			i++;
+	r->have += i;
+	count(&e->st->pages_below, i);
+	count(&e->st->pages_late, op->n - i);
+	run_compute_next(r);
+}
+
+/* Compute and publish the next chunk. Return: false: no frames yet. */
+static bool compute(struct engine *e, struct run *r)
+{
+	static const struct kvmm_key no_parent;
+	struct kvmm_pub pub[CHUNK];
+	uint32_t left = r->r->npages - r->have;
+	uint32_t n = left < CHUNK ? left : CHUNK, i;
+	struct op *op;
+	int err;
+
+	if (!left) {
+		run_drain(e, r);
+		return true;
+	}
+	op = op_get(e, r);
+	if (!op)
+		return false;
+	err = kvmm_alloc(r->rq, 0, e->dram, n, op->frame, KVMM_EVICT_OK);
+	if (err) {
+		uint64_t now = now_ns();
+
+		op->run = NULL;
+		if (err != -EAGAIN) {
+			complain(e, "alloc", err);
+		} else if (!r->since) {
+			r->since = now;
+			return false;
+		} else if (now - r->since < FRAME_NS) {
+			return false;
+		}
+		count(&e->st->pages_private, left);
+		count(&e->st->pages_computed, left);
+		run_drain(e, r);
+		return true;
+	}
+	r->since = 0;
+
+	memset(pub, 0, sizeof(pub));
+	for (i = 0; i < n; i++) {
+		uint32_t pg = r->have + i;
+
+		write_page(e, op->frame[i], &r->key[pg]);
+		pub[i].key = r->key[pg];
+		pub[i].parent = pg ? r->key[pg - 1] : no_parent;
+		pub[i].frame = op->frame[i];
+		pub[i].pos = pg * BLOCK_TOKENS;
+		pub[i].cost_us = BLOCK_TOKENS * TOKEN_COST_US;
+		pub[i].after = e->step;
+	}
+	op->first = r->have;
+	op->n = n;
+	op->start_ns = now_ns();
+	err = kvmm_publish(r->rq, e->dram, pub, n, op->tag);
+	if (err) {
+		op->run = NULL;
+		if (err != -EAGAIN)
+			complain(e, "publish", err);
+		count(&e->st->pages_refused, n);
+	} else {
+		r->inflight++;
+	}
+	count(&e->st->pages_computed, n);
+	r->have += n;
+	if (r->have == r->r->npages)
+		run_drain(e, r);
+	return true;
+}
+
+/* For --selftest-corrupt: a sealed page changes behind everybody's back. */
+static void damage(struct engine *e, kvmm_frame_t f)
+{
+	uint8_t *p = page_seg(e, e->nr_corrupt % NR_SEGS, f);
+
+	if (p)
+		p[e->nr_corrupt * 2039 % (PAGE_BYTES / NR_SEGS)] ^= 0x10;
+	e->nr_corrupt++;
+}
+
+static void page_published(struct engine *e, struct run *r, struct op *op,
+			   uint32_t i, const struct kvmm_result *res)
+{
+	switch (res->result) {
+	case 0:
+		count(&e->st->pages_published, 1);
+		atomic_store_explicit(&e->sh->owner[r->r->page[op->first + i]],
+				      e->me + 1, memory_order_relaxed);
+		check_place(e, op->frame[i]);
+		if (e->dm->corrupt && !e->me && e->nr_corrupt < NR_CORRUPT)
+			damage(e, op->frame[i]);
+		break;
+	case -EEXIST:
+		count(&e->st->pages_twice, 1);
+		break;
+	default:
+		count(&e->st->pages_refused, 1);
+	}
+}
+
+static void publish_done(struct engine *e, struct op *op,
+			 const struct kvmm_done *d)
+{
+	struct run *r = op->run;
+	uint32_t i;
+
+	r->inflight--;
+	if (d->result) {
+		count(&e->st->pages_refused, op->n);
+		return;
+	}
+	op_time(e, op, &e->st->publish);
+	for (i = 0; i < d->n && i < op->n; i++)
+		page_published(e, r, op, i, &d->res[i]);
+}
+
+/* ---- the loop ---------------------------------------------------------------------- */
+
+/* Return: completions taken, or -errno when kvmmd is gone. */
+static int take_completions(struct engine *e)
+{
+	struct kvmm_done done[16];
+	int n = kvmm_poll(e->k, done, 16), i;
+
+	for (i = 0; i < n; i++) {
+		struct op *op = &e->op[done[i].tag % NR_OPS];
+
+		if (!op->run || op->tag != done[i].tag) {
+			complain(e, "completion of nothing", -EPROTO);
+			continue;
+		}
+		if (done[i].op == KVMM_OP_FETCH)
+			fetch_done(e, op, &done[i]);
+		else
+			publish_done(e, op, &done[i]);
+		op->run = NULL;
+	}
+	return n;
+}
+
+static bool work(struct engine *e)
+{
+	uint64_t published = read_count(&e->st->pages_computed);
+	bool progress = false;
+	struct run *r;
+
+	for (r = e->run; r < e->run + NR_RUNS; r++) {
+		if (r->state == RUN_COMPUTING)
+			progress |= compute(e, r);
+		else if (r->state == RUN_DRAINING && !r->inflight) {
+			run_end(e, r);
+			progress = true;
+		} else if (r->state == RUN_DRAINING && r->since &&
+			   now_ns() - r->since > DRAIN_NS) {
+			complain(e, "publish was never answered", -ETIMEDOUT);
+			r->since = 0;
+		}
+	}
+	if (read_count(&e->st->pages_computed) != published) {
+		kvmm_step_done(e->k, e->step);
+		e->step++;
+	}
+	return progress;
+}
+
+static bool idle(const struct engine *e)
+{
+	const struct run *r;
+
+	for (r = e->run; r < e->run + NR_RUNS; r++)
+		if (r->state != RUN_FREE)
+			return false;
+	return true;
+}
+
+static void wait_a_little(struct engine *e)
+{
+	struct pollfd pfd = { .fd = kvmm_fd(e->k), .events = POLLIN };
+	uint64_t until = kvmm_next_deadline(e->k), most = now_ns() + NSEC_PER_MSEC;
+	struct timespec ts = ns_to_timespec(deadline_left(until < most ? until
+								: most));
+
+	ppoll(&pfd, 1, &ts, NULL);
+}
+
+static int serve(struct engine *e)
+{
+	size_t len = slice_len(&e->dm->trace, e->me);
+
+	for (;;) {
+		bool progress = false;
+		bool more = read_count(&e->st->next) < len &&
+			    !flag(&e->sh->quit);
+		int n;
+
+		while (more && e->nr_active < NR_ACTIVE && admit(e)) {
+			progress = true;
+			more = read_count(&e->st->next) < len;
+		}
+		progress |= work(e);
+		kvmm_win_sync(e->win, e->step - 1);
+		n = take_completions(e);
+		if (n < 0) {
+			complain(e, "kvmmd is gone", n);
+			return n;
+		}
+		if (!more && idle(e))
+			return 0;
+		if (!progress && !n)
+			wait_a_little(e);
+	}
+}
+
+/* ---- set-up -------------------------------------------------------------------------- */
+
+static int connect_all(struct engine *e)
+{
+	static const struct kvmm_seg segs[NR_SEGS] = {
+		{ PAGE_BYTES / NR_SEGS, 64, 0, KVMM_SEG_K, KVMM_MIRROR },
+		{ PAGE_BYTES / NR_SEGS, 64, 0, KVMM_SEG_V, KVMM_MIRROR },
+	};
+	static const struct kvmm_class cls = {
+		.name = "kv", .page_bytes = PAGE_BYTES, .nsegs = NR_SEGS,
+		.segs = segs,
+	};
+	static const struct kvmm_group group = {
+		.class_ix = 0, .rule = KVMM_FULL, .block_tokens = BLOCK_TOKENS,
+	};
+	static const struct kvmm_desc desc = {
+		.size = sizeof(desc), .model = "demo", .revision = "1",
+		.kv_dtype = "u8", .scale_format = "", .layout = "kv",
+		.abi_tag = "demo-1", .salt = "", .world = 1, .nclasses = 1,
+		.ngroups = 1, .classes = &cls, .groups = &group,
+	};
+	struct kvmm_open_opts oo = { .size = sizeof(oo), .name = "demo" };
+	struct kvmm_win_opts wo = {
+		.size = sizeof(wo),
+		.on_extent = places_on_extent,
+		.arg = &e->places,
+	};
+	int err;
+
+	err = kvmm_open(e->dm->socket, &oo, &e->k);
+	if (err) {
+		fprintf(stderr, "engine %u: %s: %s\n", e->me, e->dm->socket,
+			strerror(-err));
+		return err;
+	}
+	err = kvmm_space_attach(e->k, &desc, &e->sp);
+	if (err)
+		goto out;
+	err = kvmm_node_find(e->k, "dram0");
+	if (err < 0)
+		goto out;
+	e->dram = (kvmm_node_t)err;
+	err = kvmm_win_open(e->sp, 0, e->dram, &wo, &e->win);
+out:
+	if (err)
+		complain(e, "set-up", err);
+	return err;
+}
+
+static int alloc_runs(struct engine *e)
+{
+	uint32_t max = e->dm->trace.max_pages;
+	struct run *r;
+
+	for (r = e->run; r < e->run + NR_RUNS; r++) {
+		r->key = calloc(max, sizeof(*r->key));
+		r->hit = calloc(max, sizeof(*r->hit));
+		if (!r->key || !r->hit)
+			return -ENOMEM;
+	}
+	return 0;
+}
+
+int engine_main(const struct demo *dm, unsigned int me)
+{
+	struct engine *e = calloc(1, sizeof(*e));
+	struct run *r;
+	int err = -ENOMEM;
+
+	if (!e)
+		return 1;
+	e->dm = dm;
+	e->sh = dm->sh;
+	e->st = &dm->sh->engine[me];
+	e->me = me;
+	e->step = 1;
+	if (!alloc_runs(e))
+		err = connect_all(e);
+	if (!err)
+		err = serve(e);
+	if (e->win)
+		kvmm_win_close(e->win);
+	if (e->sp)
+		kvmm_space_detach(e->sp);
+	kvmm_close(e->k);
+	for (r = e->run; r < e->run + NR_RUNS; r++) {
+		free(r->key);
+		free(r->hit);
+	}
+	free(e);
+	return err ? 1 : 0;
+}
