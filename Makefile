@@ -267,9 +267,6 @@ $(B)/fuzz/mode: $(B)/.flags
 		$(fuzz_ld_libfuzzer) -x c - -o $(B)/fuzz/probe 2>/dev/null; \
 	then echo libfuzzer >$@; else echo driver >$@; fi; rm -f $(B)/fuzz/probe
 
-fuzz_cc	= $(if $(filter libfuzzer,$(have_fuzzer)),$(FUZZCC) -fsanitize=fuzzer-no-link,$(FUZZ_SAN),$(CC) -fsanitize=$(FUZZ_SAN)) -fno-sanitize-recover=all
-fuzz_ld	= $(if $(filter libfuzzer,$(have_fuzzer)),$(FUZZCC) -fsanitize=fuzzer,$(FUZZ_SAN),$(CC) -fsanitize=$(FUZZ_SAN) $(B)/fuzz/obj/tests/fuzz/driver.o) -pthread -Wl,--as-needed
-
 $(B)/fuzz/obj/%.o: %.c $(B)/.flags $(B)/fuzz/mode
 	$(call say,CC)
 	@mkdir -p $(@D)

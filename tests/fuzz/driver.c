@@ -21,7 +21,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/rand.h"
 
-#define MAX_INPUT	(64 * 1024)
+#define INPUT_BYTES	(64 * 1024)
 #define MAX_CORPUS	4096
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -36,7 +36,7 @@ static struct input corpus[MAX_CORPUS];
 static size_t nr_corpus;
 
 /* What runs now, so that a crash can be kept. */
-static uint8_t current[MAX_INPUT];
+static uint8_t current[INPUT_BYTES];
 static size_t current_len;
 static char artifact[4096];
 
@@ -74,10 +74,10 @@ static void add_file(const char *path)
 			fclose(f);
 		return;
 	}
-	in->data = malloc(MAX_INPUT);
+	in->data = malloc(INPUT_BYTES);
 	if (!in->data)
 		abort();
-	in->len = fread(in->data, 1, MAX_INPUT, f);
+	in->len = fread(in->data, 1, INPUT_BYTES, f);
 	fclose(f);
 	nr_corpus++;
 }
@@ -144,7 +144,7 @@ static size_t mutate(struct rng *r, uint8_t *buf)
 			len = at;
 			break;
 		default:				/* insert */
-			if (len + grow > MAX_INPUT)
+			if (len + grow > INPUT_BYTES)
 				break;
 			memmove(buf + at + grow, buf + at, len - at);
 			rng_fill(r, buf + at, grow);
@@ -156,7 +156,7 @@ static size_t mutate(struct rng *r, uint8_t *buf)
 
 int main(int argc, char **argv)
 {
-	static uint8_t buf[MAX_INPUT];
+	static uint8_t buf[INPUT_BYTES];
 	uint64_t secs = 0, seed = 1, end, runs = 0;
 	const char *prefix = "";
 	struct rng r;
