@@ -21,8 +21,9 @@
  *   - page.children holds page.nr_children pages, by their sibling member
  *   - memory pool: dirty holds the nr_dirty READY copies of pages that have no
  *     READY copy below
- *   - a frame is in exactly one place: free stack, a magazine (OPEN, owner
- *     set), an engine (OPEN), a page (LOADING, READY, ISOLATED), quarantine
+ *   - a frame is in exactly one place: its extent's free stack, an engine's
+ *     hands or magazine (OPEN, owner set), a page (LOADING, READY, ISOLATED),
+ *     quarantine (QUARANTINE, owner set)
  *   - node.used = sum of extents (memory) or of slots (block)
  */
 #ifndef KVMM_DAEMON_MM_MM_TYPES_H
@@ -44,6 +45,8 @@ enum copy_state {
 struct flight;				/* fetch.c: a read in flight */
 struct wback;				/* writeback.c: a write in flight */
 struct evac;				/* evacuate.c: an extent being emptied */
+struct pub_entry;			/* publish.c: a page not yet sealed */
+struct page_slab;			/* page.c */
 
 /**
  * struct copy - a page on one node
@@ -138,15 +141,29 @@ struct mm_node {
 	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
 };
 
-/* One extent of a memory pool. */
+/**
+ * struct mm_extent - one extent of a memory pool
+ * @ext:	NULL: this number is not in use
+ * @nr_free:	on its free stack: pool->free[no * per_extent] and on
+ * @nr_used:	frames that are not
+ * @up_seq:	extent_seq when it came
+ * @down_seq:	when windows were told to unmap it; 0: not yet, or never
+ * @down_ns:	by when they must have
+ * @going:	closed: its free frames are not handed out
+ * @held:	a window did not unmap it in time: charged until that one does,
+ *		or exits
+ */
 struct mm_extent {
 	struct extent	*ext;
 	uint32_t	no;
-	uint32_t	nr_used;	/* frames not on the free stack */
-	uint64_t	up_seq;		/* extent_seq when it came */
-	uint64_t	down_seq;	/* when it must go; 0: it stays */
-	int		ro_fd;
+	uint32_t	nr_free;
+	uint32_t	nr_used;
+	int		ro_fd, rw_fd;
+	uint64_t	up_seq;
+	uint64_t	down_seq;
+	uint64_t	down_ns;
 	bool		going;
+	bool		held;
 };
 
 /**
@@ -154,8 +171,9 @@ struct mm_extent {
  * @page:	LOADING, READY, ISOLATED
  * @owner:	OPEN, QUARANTINE: the engine; in a magazine also @win
  * @win:	the window whose magazine or hands it is in
- * @refs:	hand-over references and I/O: not reclaimable while > 0
+ * @refs:	hand-over references, I/O, workers: not reclaimable while > 0
  * @gen:	generation of the last READY word
+ * @flags:	FMETA_*: why an OPEN frame is not its engine's to name
  */
 struct frame_meta {
 	struct page	*page;
@@ -163,17 +181,24 @@ struct frame_meta {
 	struct mm_win	*win;
 	uint64_t	gen;
 	uint32_t	refs;
-	uint32_t	spare;
+	uint32_t	flags;
 };
+
+#define FMETA_PUB	1u	/* a publish of it is pending */
+#define FMETA_FREE	2u	/* freed, waits for its step */
+#define FMETA_ZERO	4u	/* QUARANTINE: a worker zeroes it */
 
 /**
  * struct mm_pool - (space, class, node)
- * @free:	stack of free frames (memory)
- * @nr_free:	on it
+ * @free:	free stacks, one an extent (struct mm_extent)
+ * @free_map:	extents that have a free frame to hand out
+ * @nr_free:	on the stacks of extents that stay
  * @nr_frames:	in live extents; memory
+ * @used_ns:	when frames were last taken
  * @windows:	all window ledgers, those of exited clients too: their pins are
  *		summed. mm_win.pool_link
- * @want:	frames that refills and loads could not get: reclaim works for it
+ * @want:	frames that refills and loads could not get: reclaim works for it.
+ *		Refills and loads each add and take away their own
  * @reserve:	free frames that only loads may take (watermark min)
  * @dirty:	READY copies without a READY copy below, coldest first; kept by
  *		copy_set_state()
@@ -202,13 +227,23 @@ struct mm_pool {
 	struct shm	record_shm;
 	struct frame_record *record;
 	struct frame_meta *meta;	/* [max_frames], lazily backed */
+	size_t		lazy_bytes;	/* of the mapping of meta and free */
 	uint32_t	max_frames;
 	uint32_t	per_extent;
 	uint32_t	max_extents;
 	uint32_t	nr_extents;
 	struct mm_extent *extent;	/* [max_extents + 1]; 0 never exists */
 	unsigned int	extents_coming;
+	unsigned int	extents_putting; /* given back, not yet gone */
+	unsigned int	extents_going;	/* closed */
+	bool		ending;
+	bool		feeding;
+	uint64_t	used_ns;
+	uint64_t	grow_after_ns;	/* not before: the last try failed */
+	uint64_t	pin_scan_ns;	/* when pins were last counted */
+	uint32_t	pin_scan_at;	/* next extent of the count; 0: none */
 	uint32_t	*free;
+	uint64_t	*free_map;
 	uint32_t	nr_free;
 	uint32_t	nr_frames;
 	uint32_t	nr_open;	/* with engines, magazines included */
@@ -223,19 +258,36 @@ struct mm_pool {
 	struct list	load_wait;	/* fetch.c: flights that wait for a frame */
 };
 
+/**
+ * struct mm_win - one client's view of a memory pool
+ * @refs:	operations that name it; freed when gone and 0
+ * @closed:	by the client; its pins still count until it exits
+ * @void_pins:	over the limit: not in pool->windows any more
+ * @told_seq:	extent_seq up to which extents were passed to the client
+ * @pins, @mag, @bitmap: into the ledger; from the daemon's own arithmetic,
+ *		never through offsets that the client can write
+ * @nr_open:	OPEN frames that this window was given
+ * @want:	frames that the last refill could not get; on pool->refill_wait
+ */
 struct mm_win {
 	struct mm_client *client;
 	struct mm_engine *engine;
 	struct mm_pool	*pool;
 	uint32_t	rights;
 	uint16_t	no;
-	bool		closed;		/* by the client; its pins still count */
+	bool		closed, gone, void_pins;
+	uint32_t	refs;
 	struct shm	ledger_shm;
 	struct window_ledger *wl;
 	_Atomic uint32_t *pins;
+	_Atomic uint32_t *mag;
+	_Atomic uint64_t *bitmap;
+	uint32_t	mag_entries;
 	uint32_t	mag_tail;	/* private copies of published cursors */
+	uint32_t	refills;
 	uint32_t	want;
-	uint64_t	synced_seq;
+	uint32_t	nr_open;
+	uint64_t	synced_seq, told_seq;
 	uint64_t	last_refill_ns;
 	uint32_t	given_since;	/* frames handed out, for the demand rate */
 	uint32_t	reserved;
@@ -252,6 +304,7 @@ struct mm_client {
 	struct ledger	*ledger;
 	uint32_t	rank, flags;
 	bool		joined, connected, exited;
+	bool		evicted;	/* its eviction has been asked for */
 	struct list	engine_link;
 	struct list	windows;
 	struct list	ops;		/* its operations in flight: struct mm_op */
@@ -274,6 +327,10 @@ struct mm_engine {
 	uint64_t	step;		/* minimum, as last computed */
 	uint64_t	step_wanted;
 	uint64_t	nr_open;	/* OPEN frames */
+	uint64_t	nr_quarantine;
+	uint64_t	scan_pinned;	/* frames, by the count under way */
+	bool		ended;		/* all members exited */
+	bool		evicted;	/* over a limit: gets nothing any more */
 	struct list	members;
 	struct list	waiters;	/* struct step_wait, by step */
 	struct list	link;
@@ -292,7 +349,8 @@ struct step_wait {
 
 /**
  * struct mm_op - an operation of a client that is not complete
- * @cancel:	of its kind; answers it or leaves it to be answered
+ * @cancel:	of its kind; answers it or leaves it to be answered. Called by
+ *		mm_cancel(), and in the cases below; may end the operation
  *
  * When its client disconnects, @link is deleted, @client and @win become NULL,
  * and @cancel is called: nothing is answered.
@@ -323,6 +381,10 @@ struct mm_space {
 	struct page	**hash;		/* private: chains by page.hnext */
 	uint64_t	hash_size;
 	struct mm_pool	*pool[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	uint64_t	index_pushed;	/* lines that lost their place */
+	struct pub_entry **pending;	/* publish.c: by key hash */
+	uint64_t	nr_pending;
+	bool		ending;		/* being taken apart */
 	uint64_t	*ghost;		/* observe: key hashes, bounded */
 	uint64_t	ghost_pages, ghost_hits;
 	struct list	link;
@@ -346,7 +408,37 @@ struct mm {
 	uint64_t	now_ns;
 	uint64_t	seed[2];
 	uint64_t	page_struct_bytes;
+	struct page	*page_free;	/* by hnext */
+	struct page_slab *page_slabs;
+	uint64_t	page_slab_bytes;
+	uint64_t	nr_step_waits;
+	uint64_t	next_estimate_ns;
+	struct list	pub_ready;	/* publish.c: entries to look at again */
+	struct list	pub_loading;	/* entries that wait for a load */
+	bool		pub_running;
+	unsigned int	nr_jobs;	/* on the work pool: checksums, zeroing */
+	unsigned int	breaks;		/* MM_BREAK_*, test builds only */
 };
+
+/*
+ * The unprotected variants, so that a test can show that it would notice:
+ * KVMM_BREAK=name[,name], in test builds only.
+ */
+#define MM_BREAK_BARRIER	1u	/* isolate: sum before a relaxed store */
+#define MM_BREAK_GENERATION	2u	/* the generation never advances */
+#define MM_BREAK_CLOSURE	4u	/* drop whatever has children, too */
+#define MM_BREAK_FENCE		8u	/* publish ignores its step */
+#define MM_BREAK_LEDGER		16u	/* pins go with the socket */
+#define MM_BREAK_CRC		32u	/* a read's checksum is not looked at */
+
+static inline bool mm_broken(const struct mm *mm, unsigned int which)
+{
+#ifdef KVMM_TEST_BUILD
+	return mm->breaks & which;
+#else
+	return false;
+#endif
+}
 
 /* -- page.c: pages and their copies ---------------------------------------- */
 
@@ -363,6 +455,11 @@ struct page *page_create(struct mm_space *sp, uint16_t group,
  * not BAD becomes PAGE_ORPHAN.
  */
 void page_put(struct page *pg);
+/* BAD from now on: its index lines go, nobody finds it any more. */
+void page_set_bad(struct page *pg);
+/* Flags COPY_DOOMED: no source and no copy below any more; copies become dirty. */
+void copy_doom(struct page *pg, struct mm_node *nd);
+void page_slabs_free(struct mm *mm);
 struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd);
 
 /*
@@ -397,21 +494,49 @@ enum frame_use {
 	FRAME_FOR_LOAD,			/* may take it */
 };
 
-/* From the free stack only; 0: none. The word turns to @st; a load sets meta.page. */
+/*
+ * From the free stacks only; 0: none. The word turns to @st; a load sets
+ * meta.page.
+ */
 uint32_t frame_take(struct mm_pool *p, enum frame_use use, enum frame_state st);
-/* Back on the stack; the word turns FREE, the record is invalidated. */
+/* Up to @n OPEN frames for @w, of extents in the bitmap @mapped only. */
+uint32_t frame_take_open(struct mm_pool *p, struct mm_win *w,
+			 const uint64_t *mapped, uint32_t *out, uint32_t n);
+/*
+ * Back on the stack; the word turns FREE, the record is invalidated. The frame
+ * is OPEN, LOADING, ISOLATED or QUARANTINE and has no reference; its page's
+ * copy is NONE already. Feeds nobody: pool_feed() when all have been put.
+ */
 void frame_put(struct mm_pool *p, uint32_t f);
-/* Record, then word READY(g + 1), for @pg; then copy_set_state(READY). */
+/*
+ * Record, then word READY(g + 1), for @pg; then copy_set_state(READY). The
+ * frame is OPEN or LOADING; copy.frame and meta.page are set here.
+ */
 void frame_seal(struct mm_pool *p, uint32_t f, struct page *pg);
+/* A reference: the frame is neither isolated nor put while one is held. */
+void frame_ref(struct mm_pool *p, uint32_t f);
+void frame_unref(struct mm_pool *p, uint32_t f);
+/* OPEN, its engine is dead: kept apart until it is zeroed. */
+void frame_quarantine(struct mm_pool *p, uint32_t f);
 /* Pins over all attached window ledgers, seq_cst. */
 uint64_t frame_pins(const struct mm_pool *p, uint32_t f);
 void *frame_addr(const struct mm_pool *p, uint32_t f);
 uint64_t frame_word_of(const struct mm_pool *p, uint32_t f);
 /*
- * Isolate, sum, decide: READY -> ISOLATED; no pin and no reference: true, and
- * the frame is the caller's to put (the page's copy is NONE); else READY again.
+ * Isolate, sum, decide. No pin, no reference (of the frame or of the page's
+ * copy): true; the copy has turned NONE (copy_set_state() is done in here), the
+ * word stays ISOLATED, and the frame is the caller's: frame_put(), page_put().
+ * Else false, and everything is as it was.
  */
 bool frame_isolate(struct mm_pool *p, uint32_t f);
+/* Pinned or referenced, by a plain look: worth isolating only if not. */
+bool frame_busy(const struct mm_pool *p, uint32_t f);
+static inline bool frame_live(const struct mm_pool *p, uint32_t f)
+{
+	return f < p->max_frames && p->extent[f / p->per_extent].ext;
+}
+
+/* -- pool.c: pools and their extents ------------------------------------------ */
 /*
  * An extent that is to go (evacuate.c): its free frames leave the stack, and
  * frame_put() does not put others of it there (nr_used still counts down); or
@@ -421,16 +546,49 @@ void extent_close(struct mm_pool *p, uint32_t no);
 void extent_reopen(struct mm_pool *p, uint32_t no);
 /* A closed one with nr_used == 0: tell the windows, give it to the node. */
 void extent_down(struct mm_pool *p, uint32_t no);
-/* Room for more: ask the node for an extent when it has room. */
-void pool_grow(struct mm_pool *p);
-/* Frames came: serve load_wait, then refill_wait. */
+/*
+ * Room for more: ask the node for an extent when it has room. 0: one is coming;
+ * -ENOSPC: the node is full, and what another class can give up is being
+ * evacuated; -EAGAIN: an attempt failed a moment ago.
+ */
+int pool_grow(struct mm_pool *p);
+/* Frames that @p could still get from its node without any reclaim. */
+uint64_t pool_room(const struct mm_pool *p);
+/* Frames came: serve load_wait (fetch_frames_came()), then refill_wait. */
 void pool_feed(struct mm_pool *p);
+/* Growth ahead of need, extents that go, waits to be fed, pins to be counted. */
+uint64_t pools_run(struct mm *mm, uint64_t now_ns);
+/* True: all extents are back with the node, pool_destroy() may follow. */
+bool pool_end(struct mm_pool *p);
 int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
 		struct errmsg *e);
 void pool_destroy(struct mm_pool *p);
 void pool_publish_avail(struct mm_pool *p);
 
+/* -- space.c, window.c, publish.c ---------------------------------------------- */
+uint64_t spaces_run(struct mm *mm, uint64_t now_ns);
+void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4]);
+/* A want of @w that was not met is tried again; wakes its client. */
+void win_feed(struct mm_win *w);
+/* Its pins end; freed when no operation names it any more. */
+void win_end(struct mm_win *w);
+void win_put(struct mm_win *w);
+/* Entries whose turn has come. */
+uint64_t publish_run(struct mm *mm, uint64_t now_ns);
+
 /* -- engine.c ---------------------------------------------------------------- */
+
+/* Puts @op on its client's list; @w stays as long as @op. */
+void mm_op_init(struct mm_op *op, struct mm_win *w, uint64_t tag, uint8_t kind,
+		void (*cancel)(struct mm_op *op));
+/* Takes @op off; the memory is the caller's. */
+void mm_op_fini(struct mm_op *op);
+/* Its frames are zeroed on workers, then free: @f is QUARANTINE, no reference. */
+void frame_zero(struct mm_pool *p, uint32_t f);
+/* More than it may: all members are disconnected, and their pins are void. */
+void engine_evict(struct mm_engine *e, const char *why);
+uint64_t engines_run(struct mm *mm, uint64_t now_ns);
+
 /* Run @w->fn after @step of @e: at once (0) if it is done or @step is 0. */
 void step_wait_add(struct mm_engine *e, struct step_wait *w, uint64_t step);
 void engine_steps_poll(struct mm_engine *e);
