@@ -7,7 +7,8 @@
  * C: a compare is of the whole. A page's bytes are one place too: the key they
  * belong to, or HALF while they are being written. An index line is one place
  * here (frame and generation, 0 = no entry); how a reader gets a whole line
- * out of several words is index.pml's subject.
+ * out of several words is index.pml's subject, which defines OWN_INDEX and its
+ * own enter() and leave().
  *
  * Two ghosts say what may never happen, and every model asserts them:
  *	wrong_bytes	a client that holds a pin and saw the right READY word
@@ -79,6 +80,18 @@ bool freed_in_use;
 #define HIT(w, l)	((w) == W(READY, AT_GEN(l)))
 #endif
 
+#ifndef OWN_INDEX
+inline enter(k, f, g)
+{
+	put(D, LINE(k), AT(f, g))
+}
+
+inline leave(k)
+{
+	put(D, LINE(k), 0)
+}
+#endif
+
 inline read_page(k, f)
 {
 	d_step { wrong_bytes = mem[DATA(f)] != BYTES(k); assert(!wrong_bytes) }
@@ -125,7 +138,7 @@ inline drop(f)
 		nre++;
 		sealed[f] = 0
 	};
-	put(D, LINE(key[f]), 0);
+	leave(key[f]);
 	put(D, WORD(f), W(FREE, gen[f]))
 }
 
@@ -145,12 +158,15 @@ inline seal(f, k)
 	put(D, WORD(f), W(LOADING, gen[f]));
 	put(D, DATA(f), HALF);
 	put(D, DATA(f), BYTES(k));
+	d_step {
+		key[f] = k;
+		sealed[f] = 1;
 #ifndef NO_BUMP
-	gen[f]++;
+		gen[f]++
 #endif
+	};
 	put(D, WORD(f), W(READY, gen[f]));
-	put(D, LINE(k), AT(f, gen[f]));
-	d_step { key[f] = k; sealed[f] = 1 }
+	enter(k, f, gen[f])
 }
 
 inline boot_frame(f, k)
