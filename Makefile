@@ -108,7 +108,8 @@ ALL_SRC		:= $(IPC_SRC) $(LIB_SRC) $(DAEMON_SRC) $(KERN_SRC) $(BUILTIN_SRC)
 HELP_SRC	:= $(wildcard tests/lib/*.c)
 UNIT_SRC	:= $(wildcard tests/unit/test_*.c)
 INTEG_SRC	:= $(wildcard tests/integration/test_*.c)
-FUZZ_SRC	:= $(wildcard tests/fuzz/fuzz_*.c)
+# Always sanitized, so an instrumented build need not have them once more.
+FUZZ_SRC	:= $(if $(SAN)$(COV),,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH_SRC	:= $(wildcard tests/bench/bench_*.c)
 BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
 DEMO_SRC	:= $(wildcard tests/demo/demo*.c)
@@ -153,12 +154,14 @@ deps:
 
 # -- compiling ----------------------------------------------------------------
 
-# Changes when the compiler or its flags do, and then everything is rebuilt.
-flags_now = $(CC) $(FUZZCC) $(COMMON) $(OPT) $(HARDEN) $(INSTR) $(CFLAGS) $(LDFLAGS)
-$(B)/.flags: FORCE | $(DEPS)
+# Changes when the compiler or its flags do, and then everything is rebuilt;
+# the other one when a source comes or goes, and then everything is relinked.
+$(B)/.flags: now = $(CC) $(FUZZCC) $(COMMON) $(OPT) $(HARDEN) $(INSTR) $(CFLAGS) $(LDFLAGS)
+$(B)/.sources: now = $(ALL_SRC) $(CTL_SRC) $(HELP_SRC) $(BENCH_HELP) $(DEMO_HELP) $(CU_SRC)
+$(B)/.flags $(B)/.sources: FORCE | $(DEPS)
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(subst ','\'',$(flags_now))' | cmp -s - $@ || \
-		printf '%s\n' '$(subst ','\'',$(flags_now))' >$@
+	@printf '%s\n' '$(subst ','\'',$(now))' | cmp -s - $@ || \
+		printf '%s\n' '$(subst ','\'',$(now))' >$@
 .PHONY: FORCE
 
 $(B)/obj/%.o: %.c $(B)/.flags
@@ -179,20 +182,17 @@ $(B)/obj/%.cu.o: %.cu $(B)/.flags
 # -- libkvmm ------------------------------------------------------------------
 
 LIB_OBJ	:= $(LIB_SRC) $(IPC_SRC)
-solink	= $(LINK) -shared -Wl,-soname,$(SONAME) -Wl,-z,defs \
+# A sanitized library leaves its run-time to the program that loads it.
+ZDEFS	:= $(if $(SAN),,-Wl$(comma)-z$(comma)defs)
+solink	= $(LINK) -shared -Wl,-soname,$(SONAME) $(ZDEFS) \
 	  $(LIB_MAP:%=-Wl,--version-script=%) -o $@ $(filter %.o,$^)
 
-$(B)/$(SOREAL): $(call rel,$(LIB_OBJ)) $(LIB_MAP)
+$(B)/$(SOREAL): $(call rel,$(LIB_OBJ)) $(LIB_MAP) $(B)/.sources
 	$(call say,LD)
 	$(Q)$(solink)
-$(B)/test/$(SOREAL): $(call tst,$(LIB_OBJ)) $(LIB_MAP)
+$(B)/test/$(SOREAL): $(call tst,$(LIB_OBJ)) $(LIB_MAP) $(B)/.sources
 	$(call say,LD)
 	$(Q)$(solink)
-
-# A sanitized library leaves its run-time to the program that loads it.
-ifneq ($(SAN),)
-$(B)/$(SOREAL) $(B)/test/$(SOREAL): LDFLAGS += -Wl,-z,undefs
-endif
 
 $(B)/$(SONAME) $(B)/test/$(SONAME): %/$(SONAME): %/$(SOREAL)
 	@ln -sf $(<F) $@
@@ -200,9 +200,9 @@ $(B)/libkvmm.so $(B)/test/libkvmm.so: %/libkvmm.so: %/$(SONAME)
 	@ln -sf $(<F) $@
 
 # One object, of which only the exported calls stay visible.
-$(B)/libkvmm.a: $(call rel,$(LIB_OBJ))
+$(B)/libkvmm.a: $(call rel,$(LIB_OBJ)) $(B)/.sources
 	$(call say,AR)
-	$(Q)$(CC) -nostdlib -r -o $(B)/obj/libkvmm-one.o $^
+	$(Q)$(CC) -nostdlib -r -o $(B)/obj/libkvmm-one.o $(filter %.o,$^)
 	$(Q)$(OBJCOPY) --localize-hidden $(B)/obj/libkvmm-one.o
 	$(Q)rm -f $@ && $(AR) rcs $@ $(B)/obj/libkvmm-one.o
 
@@ -211,15 +211,15 @@ $(B)/libkvmm.a: $(call rel,$(LIB_OBJ))
 DAEMON_OBJ := $(DAEMON_MAIN) $(DAEMON_SRC) $(IPC_SRC) $(KERN_SRC) $(BUILTIN_SRC)
 CU_OBJ	:= $(CU_SRC:%=$(B)/obj/%.o)
 
-$(B)/kvmmd: $(call rel,$(DAEMON_OBJ)) $(CU_OBJ)
+$(B)/kvmmd: $(call rel,$(DAEMON_OBJ)) $(CU_OBJ) $(B)/.sources
 	$(call say,LD)
-	$(Q)$(LINK) -pie -o $@ $^ $(DAEMON_LIBS)
-$(B)/test/kvmmd: $(call tst,$(DAEMON_OBJ)) $(CU_OBJ)
+	$(Q)$(LINK) -pie -o $@ $(filter %.o,$^) $(DAEMON_LIBS)
+$(B)/test/kvmmd: $(call tst,$(DAEMON_OBJ)) $(CU_OBJ) $(B)/.sources
 	$(call say,LD)
-	$(Q)$(LINK) -pie -o $@ $^ $(DAEMON_LIBS)
+	$(Q)$(LINK) -pie -o $@ $(filter %.o,$^) $(DAEMON_LIBS)
 
 # Runs from the build folder and from $(PREFIX)/bin without ldconfig.
-$(B)/kvmmctl: $(call rel,$(CTL_SRC)) $(B)/libkvmm.so
+$(B)/kvmmctl: $(call rel,$(CTL_SRC)) $(B)/libkvmm.so $(B)/.sources
 	$(call say,LD)
 	$(Q)$(LINK) -pie -o $@ $(filter %.o,$^) -L$(B) -lkvmm $(CTL_LIBS) \
 		-Wl,-rpath,'$$ORIGIN:$$ORIGIN/../lib'
@@ -229,19 +229,19 @@ $(B)/policies/%.so: policies/%.c $(B)/.flags
 	$(call say,LD)
 	@mkdir -p $(@D) $(B)/obj/policies
 	$(Q)$(LINK) $(REL_CFLAGS) -MMD -MP -MF $(B)/obj/policies/$*.so.d -MT $@ \
-		-shared $(if $(SAN),,-Wl,-z,defs) -o $@ $<
+		-shared $(ZDEFS) -o $@ $<
 
 # -- tests --------------------------------------------------------------------
 
 # A source may ask its link for more: a line `/* link: -Wl,--wrap=open */`.
 link_hint = $(shell sed -n 's,^/\* link: \(.*\) \*/$$,\1,p' $(1))
 
-$(B)/test/libtest.a: $(call tst,$(ALL_SRC) $(HELP_SRC))
+$(B)/test/libtest.a: $(call tst,$(ALL_SRC) $(HELP_SRC)) $(B)/.sources
 	$(call say,AR)
-	$(Q)rm -f $@ && $(AR) rcs $@ $^
-$(B)/librel.a: $(call rel,$(ALL_SRC) $(HELP_SRC) $(BENCH_HELP))
+	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
+$(B)/librel.a: $(call rel,$(ALL_SRC) $(HELP_SRC) $(BENCH_HELP)) $(B)/.sources
 	$(call say,AR)
-	$(Q)rm -f $@ && $(AR) rcs $@ $^
+	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
 
 $(UNIT) $(INTEG): $(B)/test/%: $(B)/test/obj/tests/%.o $(B)/test/libtest.a
 	$(call say,LD)
@@ -272,16 +272,16 @@ $(B)/fuzz/obj/%.o: %.c $(B)/.flags $(B)/fuzz/mode
 	@mkdir -p $(@D)
 	$(Q)$(fuzz_cc) $(filter-out -Wthread-safety,$(FUZZ_CFLAGS)) -MMD -MP -c -o $@ $<
 
-$(B)/fuzz/libfuzz.a: $(call fzz,$(ALL_SRC) $(HELP_SRC))
+$(B)/fuzz/libfuzz.a: $(call fzz,$(ALL_SRC) $(HELP_SRC)) $(B)/.sources
 	$(call say,AR)
-	$(Q)rm -f $@ && $(AR) rcs $@ $^
+	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
 
 $(FUZZ): $(B)/test/fuzz/%: $(B)/fuzz/obj/tests/fuzz/%.o \
 		$(B)/fuzz/obj/tests/fuzz/driver.o $(B)/fuzz/libfuzz.a
 	$(call say,LD)
 	@mkdir -p $(@D)
 	$(Q)$(fuzz_ld) -o $@ $< $(B)/fuzz/libfuzz.a \
-		$(call link_hint,tests/$*.c) $(TEST_LIBS)
+		$(call link_hint,tests/fuzz/$*.c) $(TEST_LIBS)
 
 RUN	= V='$(V)' SAN='$(SAN)' tests/run.sh -b $(B)
 SMALL_MODEL := $(if $(wildcard tests/model/run.sh),"tests/model/run.sh --small")
@@ -314,9 +314,9 @@ bench: all $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)) | $(DEPS)
 	done; exit $$rc
 
 # Programs of the demo are clients like any other: they link libkvmm.
-$(B)/demo/libdemo.a: $(call rel,$(DEMO_HELP))
+$(B)/demo/libdemo.a: $(call rel,$(DEMO_HELP)) $(B)/.sources
 	@mkdir -p $(@D)
-	$(Q)rm -f $@ && $(AR) rcs $@ $^
+	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
 $(DEMOS): $(B)/demo/%: $(B)/obj/tests/demo/%.o $(B)/demo/libdemo.a $(B)/libkvmm.so
 	$(call say,LD)
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(B)/demo/libdemo.a -L$(B) -lkvmm \
@@ -339,7 +339,11 @@ POLDIR	?= $(PREFIX)/lib/kvmm/policies
 HEADERS	:= $(wildcard libkvmm/include/kvmm/*.h)
 MANS	:= $(wildcard libkvmm/man/*.[1-8] daemon/man/*.[1-8])
 UNITS	:= $(wildcard systemd/*.service systemd/*.socket systemd/*.slice)
-SYSUSERS := $(wildcard systemd/sysusers.d/*.conf systemd/*.sysusers)
+# Files that go to the folder of the same name: sysusers.d, tmpfiles.d.
+SYSD	:= $(wildcard systemd/sysusers.d/*.conf systemd/tmpfiles.d/*.conf)
+# Configuration is the operator's once it is there, so it is never replaced.
+CONFS	:= $(wildcard systemd/*.json)
+CONFDIR	?= /etc/kvmm
 D	= $(DESTDIR)
 
 install: all
@@ -358,7 +362,12 @@ install: all
 	$(Q)for u in $(UNITS); do install -d $(D)$(UNITDIR) && \
 		sed 's|/usr/bin/|$(BINDIR)/|' $$u >$(D)$(UNITDIR)/$${u##*/} && \
 		chmod 644 $(D)$(UNITDIR)/$${u##*/} || exit 1; done
+	$(Q)for f in $(SYSD:systemd/%=%); do \
+		install -D -m 644 systemd/$$f $(D)$(PREFIX)/lib/$$f || exit 1; done
+	$(Q)for c in $(notdir $(CONFS)); do [ -e $(D)$(CONFDIR)/$$c ] || \
+		install -D -m 644 systemd/$$c $(D)$(CONFDIR)/$$c || exit 1; done
 
+# Leaves the configuration, as a package that is removed and not purged.
 uninstall:
 	$(Q)rm -f $(D)$(BINDIR)/kvmmd $(D)$(BINDIR)/kvmmctl \
 		$(D)$(LIBDIR)/$(SOREAL) $(D)$(LIBDIR)/$(SONAME) \
@@ -366,6 +375,7 @@ uninstall:
 		$(D)$(LIBDIR)/pkgconfig/kvmm.pc \
 		$(POLICY_SRC:policies/%.c=$(D)$(POLDIR)/%.so) \
 		$(foreach u,$(notdir $(UNITS)),$(D)$(UNITDIR)/$(u)) \
+		$(SYSD:systemd/%=$(D)$(PREFIX)/lib/%) \
 		$(foreach m,$(MANS),$(D)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(notdir $(m)))
 	$(Q)rm -rf $(D)$(INCDIR)/kvmm
 	$(Q)rmdir -p --ignore-fail-on-non-empty $(D)$(POLDIR) 2>/dev/null || true

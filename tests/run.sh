@@ -120,7 +120,7 @@ run_one() {
 		local corpus=$src/tests/fuzz/corpus/${cmd[0]##*/fuzz_}
 		mkdir "$scratch/t/corpus"
 		cmd+=(-max_total_time="$fuzz_secs" -seed="$KVMM_TEST_SEED"
-		      -timeout=10 -rss_limit_mb=2048
+		      -timeout=10 -rss_limit_mb=2048 -error_exitcode=1
 		      -artifact_prefix="$logs/${name//\//-}-"
 		      "$scratch/t/corpus")
 		[ -d "$corpus" ] && cmd+=("$corpus")
