@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The writer of a space's index; ipc/index.h has the readers and the layout.
+ *
+ * Where a line goes. Its home if that is free: a reader that prefetched it
+ * needs no other. Else the emptier of its two buckets, which keeps both from
+ * filling up at the same time; at half load that happens about once in ten
+ * thousand pages, and then one of the eight occupants nearly always has room in
+ * its own other bucket and is moved there. What still finds no place pushes
+ * another line out: that page is a miss for clients until it is set again, and
+ * is counted.
+ *
+ * A move writes the new place before it clears the old one, so that a reader
+ * that probes in between sees the page at least once; seeing it twice does no
+ * harm, the frame's word decides.
+ *
+ * Growth. Over half load a memfd of twice the size is filled from this one,
+ * line by line, and only then its epoch is published. Clients that hold the old
+ * one go on reading it; it is never written again, so its entries age into
+ * misses and stale frame words, which pinning finds out.
+ */
+#include <stdlib.h>
+#include <sys/random.h>
+
+#include "daemon/mm/mm_types.h"
+#include "ipc/base/bits.h"
+
+#define INDEX_MIN_LINES	1024u
+#define INDEX_MAX_LINES	(UINT64_C(1) << 32)
+
+/* What a line holds, read by its only writer. */
+struct line_val {
+	uint64_t	key[4];
+	uint64_t	fword;
+	uint64_t	frame;
+	uint64_t	aux;
+	uint16_t	group;
+	uint8_t		node;
+	uint8_t		flags;
+};
+
+static uint64_t peek(const _Atomic uint64_t *w)
+{
+	return atomic_load_explicit(w, memory_order_relaxed);
+}
+
+static uint8_t line_flags(const struct index_line *l)
+{
+	return peek(&l->word0) >> 56;
+}
+
+static bool line_used(const struct index_line *l)
+{
+	return line_flags(l) & INDEX_USED;
+}
+
+static void line_read(const struct index_line *l, struct line_val *v)
+{
+	uint64_t w = peek(&l->word0);
+	unsigned int i;
+
+	for (i = 0; i < 4; i++)
+		v->key[i] = peek(&l->key[i]);
+	v->fword = peek(&l->fword);
+	v->frame = peek(&l->frame);
+	v->aux = peek(&l->aux);
+	v->group = w >> 32;
+	v->node = w >> 48;
+	v->flags = w >> 56;
+}
+
+/* Release throughout: pairs with the acquire loads of index_read_line(). */
+static void line_write(struct index_line *l, const struct line_val *v)
+{
+	uint32_t ver = (uint32_t)peek(&l->word0) & ~1u;
+	unsigned int i;
+
+	atomic_store_explicit(&l->word0, peek(&l->word0) | 1,
+			      memory_order_release);
+	for (i = 0; i < 4; i++)
+		atomic_store_explicit(&l->key[i], v->key[i],
+				      memory_order_release);
+	atomic_store_explicit(&l->fword, v->fword, memory_order_release);
+	atomic_store_explicit(&l->frame, v->frame, memory_order_release);
+	atomic_store_explicit(&l->aux, v->aux, memory_order_release);
+	atomic_store_explicit(&l->word0,
+			      index_word0(ver + 2, v->group, v->node, v->flags),
+			      memory_order_release);
+}
+
+/* Nothing but the version and the flags: a reader in the middle retries. */
+static void line_clear(struct index_line *l)
+{
+	uint32_t ver = (uint32_t)peek(&l->word0) & ~1u;
+
+	/* release: pairs with the acquire of word0 in index_read_line() */
+	atomic_store_explicit(&l->word0, index_word0(ver + 2, 0, 0, 0),
+			      memory_order_release);
+}
+
+static struct index_hash hash_of(const struct index *ix, const uint64_t key[4],
+				 uint16_t group, uint8_t node)
+{
+	return index_hash(ix->nr_lines, ix->seed, key, group, node);
+}
+
+static struct index_line *line_find(struct index *ix, struct index_hash h,
+				    const uint64_t key[4], uint16_t group,
+				    uint8_t node)
+{
+	uint64_t want = index_word0(0, group, node, 0);
+	unsigned int i;
+
+	for (i = 0; i < INDEX_PROBES; i++) {
+		struct index_line *l = &ix->line[index_probe(h, i)];
+
+		if (line_used(l) &&
+		    (peek(&l->word0) & UINT64_C(0x00ffffff00000000)) == want &&
+		    peek(&l->key[0]) == key[0] && peek(&l->key[1]) == key[1] &&
+		    peek(&l->key[2]) == key[2] && peek(&l->key[3]) == key[3])
+			return l;
+	}
+	return NULL;
+}
+
+/* -- finding a place ------------------------------------------------------- */
+
+/* The first free line of probes [from, from + INDEX_BUCKET), and how many. */
+static unsigned int bucket_free(struct index *ix, struct index_hash h,
+				unsigned int from, struct index_line **first)
+{
+	unsigned int i, n = 0;
+
+	*first = NULL;
+	for (i = from; i < from + INDEX_BUCKET; i++) {
+		struct index_line *l = &ix->line[index_probe(h, i)];
+
+		if (line_used(l))
+			continue;
+		if (!n++)
+			*first = l;
+	}
+	return n;
+}
+
+static struct index_line *place_free(struct index *ix, struct index_hash h)
+{
+	struct index_line *a, *b;
+	unsigned int nr_a;
+
+	if (!line_used(&ix->line[h.home]))
+		return &ix->line[h.home];
+	nr_a = bucket_free(ix, h, 0, &a);
+	return bucket_free(ix, h, INDEX_BUCKET, &b) > nr_a ? b : a;
+}
+
+/* Both buckets are full: move one of the eight to its own other bucket. */
+static struct index_line *place_move(struct index *ix, struct index_hash h)
+{
+	unsigned int i;
+
+	for (i = 0; i < INDEX_PROBES; i++) {
+		struct index_line *l = &ix->line[index_probe(h, i)], *to;
+		struct line_val v;
+
+		line_read(l, &v);
+		to = place_free(ix, hash_of(ix, v.key, v.group, v.node));
+		if (!to)
+			continue;
+		line_write(to, &v);
+		line_clear(l);
+		return l;
+	}
+	return NULL;
+}
+
+static struct index_line *place(struct index *ix, struct index_hash h)
+{
+	struct index_line *l = place_free(ix, h);
+
+	return l ? l : place_move(ix, h);
+}
+
+/* -- life ------------------------------------------------------------------ */
+
+static int index_new(struct shm *s, uint64_t nr_lines, uint32_t epoch,
+		     const uint64_t seed[2])
+{
+	struct index *ix;
+	int err = shm_create(s, "kvmm-index", index_bytes(nr_lines), 1);
+
+	if (err)
+		return err;
+	ix = s->addr;
+	ix->magic = KVMM_MAGIC_INDEX;
+	ix->size = sizeof(*ix);
+	ix->epoch = epoch;
+	ix->nr_lines = nr_lines;
+	ix->seed[0] = seed[0];
+	ix->seed[1] = seed[1];
+	return 0;
+}
+
+static void index_publish_epoch(struct mm_space *sp)
+{
+	/* release: pairs with the client's acquire; the lines are there */
+	atomic_store_explicit(&sp->mm->hdr->space[sp->ix].index_epoch,
+			      sp->index_epoch, memory_order_release);
+}
+
+int index_create(struct mm_space *sp, uint64_t nr_lines)
+{
+	uint64_t seed[2];
+	int err;
+
+	if (getrandom(seed, sizeof(seed), 0) != sizeof(seed))
+		return -EIO;
+	nr_lines = roundup_pow2(clamp(nr_lines, (uint64_t)INDEX_MIN_LINES,
+				      INDEX_MAX_LINES));
+	sp->index_shm = (struct shm)SHM_INIT;
+	err = index_new(&sp->index_shm, nr_lines, 1, seed);
+	if (err)
+		return err;
+	sp->index = sp->index_shm.addr;
+	sp->index_epoch = 1;
+	sp->index_used = 0;
+	index_publish_epoch(sp);
+	return 0;
+}
+
+void index_destroy(struct mm_space *sp)
+{
+	shm_fini(&sp->index_shm);
+	sp->index = NULL;
+}
+
+static int index_grow(struct mm_space *sp)
+{
+	struct index *old = sp->index, *ix;
+	struct shm s = SHM_INIT;
+	uint64_t i;
+	int err;
+
+	if (old->nr_lines >= INDEX_MAX_LINES)
+		return -ENOSPC;
+	err = index_new(&s, 2 * old->nr_lines, sp->index_epoch + 1, old->seed);
+	if (err)
+		return err;
+	ix = s.addr;
+	for (i = 0; i < old->nr_lines; i++) {
+		struct index_line *to;
+		struct line_val v;
+
+		if (!line_used(&old->line[i]))
+			continue;
+		line_read(&old->line[i], &v);
+		to = place(ix, hash_of(ix, v.key, v.group, v.node));
+		if (to) {
+			line_write(to, &v);
+		} else {
+			sp->index_used--;
+			sp->index_pushed++;
+		}
+	}
+
+	shm_fini(&sp->index_shm);
+	sp->index_shm = s;
+	sp->index = ix;
+	sp->index_epoch++;
+	index_publish_epoch(sp);
+	sp->mm->ops->index_grew(sp);
+	return 0;
+}
+
+/* -- setting and clearing -------------------------------------------------- */
+
+void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
+	       uint8_t flags, uint64_t fword, uint32_t frame)
+{
+	struct line_val v = {
+		.fword	= fword,
+		.frame	= frame | (uint64_t)pg->cost_us << 32,
+		.aux	= pg->pos | (uint64_t)pg->raw_bytes << 32,
+		.group	= pg->group,
+		.node	= node,
+		.flags	= flags | INDEX_USED,
+	};
+	struct index_hash h = hash_of(sp->index, pg->key, pg->group, node);
+	struct index_line *l = line_find(sp->index, h, pg->key, pg->group, node);
+
+	memcpy(v.key, pg->key, sizeof(v.key));
+	if (l) {
+		line_write(l, &v);
+		return;
+	}
+	if (sp->index_used >= sp->index->nr_lines / 2 && !index_grow(sp))
+		h = hash_of(sp->index, pg->key, pg->group, node);
+	l = place(sp->index, h);
+	/* eight in a row at a low load is malice, and growth no cure for it */
+	if (!l && sp->index_used >= sp->index->nr_lines / 4 && !index_grow(sp)) {
+		h = hash_of(sp->index, pg->key, pg->group, node);
+		l = place(sp->index, h);
+	}
+	if (l) {
+		sp->index_used++;
+	} else {
+		l = &sp->index->line[h.home];
+		sp->index_pushed++;
+	}
+	line_write(l, &v);
+}
+
+void index_clear(struct mm_space *sp, const struct page *pg, uint8_t node)
+{
+	struct index_line *l = line_find(sp->index,
+			hash_of(sp->index, pg->key, pg->group, node),
+			pg->key, pg->group, node);
+
+	if (!l)
+		return;		/* it was pushed out, or never there */
+	line_clear(l);
+	sp->index_used--;
+}

@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pages and their copies.
+ *
+ * A page is found through a private hash of its space (clients have the index,
+ * which is smaller and may lose a line). It is made by a publish and lives as
+ * long as some node has a copy of it. A copy changes its state in one place,
+ * copy_set_state(), because everything that is counted hangs on it: children,
+ * dirty copies, bytes, the policy's lists, the lines that clients read.
+ *
+ * Pages are small and many, so they come from slabs and go back to a free
+ * list; the slabs stay until the end.
+ */
+#include <stdlib.h>
+
+#include "daemon/mm/mm_types.h"
+#include "ipc/base/bits.h"
+
+#define SLAB_BYTES	(256u << 10)
+#define HASH_MIN	1024u
+
+struct page_slab {
+	struct page_slab *next;
+	_Alignas(64) char mem[];
+};
+
+/* -- memory ---------------------------------------------------------------- */
+
+static bool slab_more(struct mm *mm)
+{
+	size_t size = mm->page_struct_bytes, off;
+	struct page_slab *s = aligned_alloc(64, SLAB_BYTES);
+
+	if (!s)
+		return false;
+	s->next = mm->page_slabs;
+	mm->page_slabs = s;
+	mm->page_slab_bytes += SLAB_BYTES;
+	for (off = sizeof(*s); off + size <= SLAB_BYTES; off += size) {
+		struct page *pg = (struct page *)((char *)s + off);
+
+		pg->hnext = mm->page_free;
+		mm->page_free = pg;
+	}
+	return true;
+}
+
+static struct page *page_alloc(struct mm *mm)
+{
+	struct page *pg;
+
+	if (!mm->page_free && !slab_more(mm))
+		return NULL;
+	pg = mm->page_free;
+	mm->page_free = pg->hnext;
+	memset(pg, 0, mm->page_struct_bytes);
+	return pg;
+}
+
+void page_slabs_free(struct mm *mm)
+{
+	struct page_slab *s;
+
+	while ((s = mm->page_slabs)) {
+		mm->page_slabs = s->next;
+		free(s);
+	}
+	mm->page_free = NULL;
+	mm->page_slab_bytes = 0;
+}
+
+/* -- the private hash ------------------------------------------------------ */
+
+static struct page **hash_chain(const struct mm_space *sp, uint16_t group,
+				const uint64_t key[4])
+{
+	uint64_t h = key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group);
+
+	return &sp->hash[h & (sp->hash_size - 1)];
+}
+
+/* Doubles it; stays as it is, only slower, when there is no memory. */
+static bool hash_grow(struct mm_space *sp)
+{
+	uint64_t old_size = sp->hash_size, i;
+	uint64_t size = old_size ? 2 * old_size : HASH_MIN;
+	struct page **old = sp->hash, *pg;
+
+	sp->hash = calloc(size, sizeof(*sp->hash));
+	if (!sp->hash) {
+		sp->hash = old;
+		return old_size;
+	}
+	sp->hash_size = size;
+	for (i = 0; i < old_size; i++) {
+		while ((pg = old[i])) {
+			struct page **chain = hash_chain(sp, pg->group, pg->key);
+
+			old[i] = pg->hnext;
+			pg->hnext = *chain;
+			*chain = pg;
+		}
+	}
+	free(old);
+	return true;
+}
+
+static void hash_del(struct page *pg)
+{
+	struct page **pp = hash_chain(pg->space, pg->group, pg->key);
+
+	while (*pp != pg)
+		pp = &(*pp)->hnext;
+	*pp = pg->hnext;
+}
+
+static bool key_equal(const uint64_t a[4], const uint64_t b[4])
+{
+	return a[0] == b[0] && a[1] == b[1] && a[2] == b[2] && a[3] == b[3];
+}
+
+struct page *page_find(struct mm_space *sp, uint16_t group,
+		       const uint64_t key[4])
+{
+	struct page *pg;
+
+	if (!sp->hash_size)
+		return NULL;
+	for (pg = *hash_chain(sp, group, key); pg; pg = pg->hnext)
+		if (key_equal(pg->key, key) && pg->group == group &&
+		    !(pg->flags & PAGE_BAD))
+			return pg;
+	return NULL;
+}
+
+/* -- life ------------------------------------------------------------------ */
+
+struct page *page_create(struct mm_space *sp, uint16_t group,
+			 const uint64_t key[4], struct page *parent,
+			 uint8_t flags)
+{
+	const struct desc_group *g = &sp->desc.group[group];
+	struct page **chain, *pg;
+	unsigned int i;
+
+	if (sp->nr_pages >= sp->hash_size && !hash_grow(sp))
+		return NULL;
+	pg = page_alloc(sp->mm);
+	if (!pg)
+		return NULL;
+	memcpy(pg->key, key, sizeof(pg->key));
+	pg->space = sp;
+	pg->group = group;
+	pg->flags = flags | (g->rule == KVMM_FULL ? PAGE_FULL : 0);
+	pg->raw_bytes = sp->desc.cls[g->class_ix].page_bytes;
+	list_init(&pg->children);
+	list_init(&pg->sibling);
+	for (i = 0; i < sp->mm->nr_nodes; i++)
+		list_init(&pg->copy[i].link);
+	if (parent) {
+		pg->parent = parent;
+		parent->nr_children++;
+		list_add_tail(&parent->children, &pg->sibling);
+	}
+
+	chain = hash_chain(sp, group, key);
+	pg->hnext = *chain;
+	*chain = pg;
+	sp->nr_pages++;
+	return pg;
+}
+
+static void page_orphan(struct page *pg)
+{
+	list_del(&pg->sibling);
+	pg->parent = NULL;
+	if ((pg->flags & PAGE_FULL) && !(pg->flags & PAGE_BAD))
+		pg->flags |= PAGE_ORPHAN;
+}
+
+void page_put(struct page *pg)
+{
+	struct mm *mm = pg->space->mm;
+
+	if (pg->nr_copies)
+		return;
+	while (!list_empty(&pg->children))
+		page_orphan(list_first(&pg->children, struct page, sibling));
+	if (pg->parent) {
+		pg->parent->nr_children--;
+		list_del(&pg->sibling);
+	}
+	hash_del(pg);
+	pg->space->nr_pages--;
+	pg->hnext = mm->page_free;
+	mm->page_free = pg;
+}
+
+struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd)
+{
+	const struct mm_space *sp = pg->space;
+
+	return sp->pool[sp->desc.group[pg->group].class_ix][nd->ix];
+}
+
+/* -- what clients read of it ----------------------------------------------- */
+
+/**
+ * struct below_line - what the BELOW line of a page says
+ * @nodes:	that cannot be mapped and have it
+ * @pending:	a load is on its way
+ * @source:	of @nodes, the one to load from
+ */
+struct below_line {
+	uint64_t	nodes;
+	bool		pending;
+	uint8_t		source;
+};
+
+static struct below_line below_line(const struct page *pg)
+{
+	const struct mm *mm = pg->space->mm;
+	struct below_line l = { .source = KVMM_NODE_NONE };
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++) {
+		const struct copy *c = &pg->copy[i];
+
+		if (c->state == COPY_LOADING) {
+			l.pending = true;
+		} else if (c->state == COPY_READY && !mm->node[i].mem &&
+			   !(c->flags & COPY_DOOMED)) {
+			l.nodes |= BIT(i);
+			if (l.source == KVMM_NODE_NONE)
+				l.source = i;
+		}
+	}
+	return l;
+}
+
+static void below_line_update(struct page *pg, const struct below_line *was)
+{
+	struct below_line is = below_line(pg);
+
+	if (pg->flags & PAGE_BAD)
+		return;
+	if (is.nodes == was->nodes && is.pending == was->pending)
+		return;
+	if (is.nodes || is.pending)
+		index_set(pg->space, pg, INDEX_NODE_BELOW,
+			  INDEX_USED | (is.pending ? INDEX_PENDING : 0),
+			  is.nodes, is.source);
+	else
+		index_clear(pg->space, pg, INDEX_NODE_BELOW);
+}
+
+void page_set_bad(struct page *pg)
+{
+	struct mm *mm = pg->space->mm;
+	unsigned int i;
+
+	if (pg->flags & PAGE_BAD)
+		return;
+	for (i = 0; i < mm->nr_nodes; i++)
+		if (mm->node[i].mem && pg->copy[i].state == COPY_READY)
+			index_clear(pg->space, pg, i);
+	index_clear(pg->space, pg, INDEX_NODE_BELOW);
+	pg->flags |= PAGE_BAD;
+	pg->flags &= ~PAGE_ORPHAN;
+}
+
+/* -- copies ---------------------------------------------------------------- */
+
+bool page_has_below(const struct page *pg, const struct mm_node *nd)
+{
+	const struct mm *mm = pg->space->mm;
+	unsigned int hops, i = nd->below;
+
+	for (hops = 0; i < mm->nr_nodes && hops < mm->nr_nodes; hops++) {
+		const struct copy *c = &pg->copy[i];
+
+		if (c->state == COPY_READY && !(c->flags & COPY_DOOMED))
+			return true;
+		i = mm->node[i].below;
+	}
+	return false;
+}
+
+struct mm_node *page_source(const struct page *pg, const struct mm_node *to)
+{
+	struct mm *mm = pg->space->mm;
+	struct mm_node *best = NULL;
+	uint32_t best_us = 0;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++) {
+		const struct copy *c = &pg->copy[i];
+		struct mm_node *nd = &mm->node[i];
+		uint32_t us;
+
+		if (nd == to || c->state != COPY_READY ||
+		    (c->flags & COPY_DOOMED))
+			continue;
+		us = nd->mem ? 0 : node_estimate_us(nd->node, NODE_READ,
+						    pg->raw_bytes);
+		if (!best || us < best_us) {
+			best = nd;
+			best_us = us;
+		}
+	}
+	return best;
+}
+
+/* Which READY copies in memory have nothing below them. */
+static void dirty_update(struct page *pg)
+{
+	struct mm *mm = pg->space->mm;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++) {
+		struct copy *c = &pg->copy[i];
+		struct mm_node *nd = &mm->node[i];
+		bool was = !list_empty(&c->link), is;
+		struct mm_pool *p;
+
+		if (!nd->mem)
+			continue;
+		is = c->state == COPY_READY && !page_has_below(pg, nd);
+		if (is == was)
+			continue;
+		p = page_pool(pg, nd);
+		if (is) {
+			list_add_tail(&p->dirty, &c->link);
+			p->nr_dirty++;
+		} else {
+			list_del(&c->link);
+			p->nr_dirty--;
+		}
+	}
+}
+
+static void copy_ready(struct page *pg, struct mm_node *nd, struct copy *c)
+{
+	struct mm_pool *p = page_pool(pg, nd);
+
+	p->nr_pages++;
+	nd->bytes_pages += pg->raw_bytes;
+	c->pol.touched_ns = pg->space->mm->now_ns;
+	c->pol.pos = pg->pos;
+	c->pol.cost_us = pg->cost_us;
+	memset(c->pol.priv, 0, sizeof(c->pol.priv));
+	pool_policy(p)->add(p->policy, &c->pol);
+}
+
+static void copy_unready(struct page *pg, struct mm_node *nd, struct copy *c)
+{
+	struct mm_pool *p = page_pool(pg, nd);
+
+	p->nr_pages--;
+	nd->bytes_pages -= pg->raw_bytes;
+	pool_policy(p)->remove(p->policy, &c->pol);
+}
+
+static void copy_count(struct page *pg, struct mm_node *nd, int by)
+{
+	pg->nr_copies += by;
+	if (pg->parent)
+		pg->parent->copy[nd->ix].nr_children += by;
+}
+
+void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
+{
+	struct copy *c = &pg->copy[nd->ix];
+	enum copy_state was = c->state;
+	struct below_line below;
+
+	if (st == was)
+		return;
+	below = below_line(pg);
+	if (was == COPY_READY)
+		copy_unready(pg, nd, c);
+	if (was == COPY_NONE)
+		copy_count(pg, nd, 1);
+
+	c->state = st;
+	if (st == COPY_READY)
+		copy_ready(pg, nd, c);
+	if (st == COPY_NONE) {
+		copy_count(pg, nd, -1);
+		c->flags = 0;
+		c->pol.flags = 0;
+		c->pol.uses = 0;
+	}
+	dirty_update(pg);
+
+	if (nd->mem && !(pg->flags & PAGE_BAD)) {
+		if (st == COPY_READY)
+			index_set(pg->space, pg, nd->ix, INDEX_USED,
+				  frame_word_of(page_pool(pg, nd), c->frame),
+				  c->frame);
+		else if (was == COPY_READY)
+			index_clear(pg->space, pg, nd->ix);
+	}
+	below_line_update(pg, &below);
+}
+
+void copy_doom(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = &pg->copy[nd->ix];
+	struct below_line below = below_line(pg);
+
+	if (c->flags & COPY_DOOMED)
+		return;
+	c->flags |= COPY_DOOMED;
+	dirty_update(pg);
+	below_line_update(pg, &below);
+}

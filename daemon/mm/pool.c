@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Pools: the frames or slots of one class on one node, and for memory the
+ * extents that hold the frames.
+ *
+ * Extents come when frames run short and the node has room: asked for, charged
+ * to the node at once, populated by its workers, and entered here when they
+ * arrive. They go in three steps, because clients map them:
+ *
+ *	close	free frames are no longer handed out; reclaim empties the rest
+ *	down	nothing is in it any more: extent_seq advances, windows unmap it
+ *		in their next win_sync and clear its bit
+ *	put	no window maps it: the memory goes back to the node
+ *
+ * A window that does not unmap it within shrink_ack keeps it: the extent stays
+ * charged, is shown as held, and goes when that client has acknowledged or
+ * exited. Memory is never handed to another class in place: what it gets is
+ * new, so that nobody who kept a mapping can read it.
+ *
+ * Windows are told what changed by extent_seq alone: an extent is new to whom
+ * has a seq before its up_seq, and gone for whom has one before its down_seq.
+ * A number is used again only after all windows have passed its down_seq.
+ */
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "daemon/mm/mm_types.h"
+#include "ipc/base/bitmap.h"
+#include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+
+#define HUGE_BYTES	(UINT64_C(2) << 20)
+#define COMING_MAX	4u		/* extents under way to one pool */
+#define MIN_PER_EXTENT	4u
+#define GROW_RETRY_NS	(100 * NSEC_PER_MSEC)
+#define RUN_NS		NSEC_PER_MSEC	/* between rounds while something waits */
+#define RUN_IDLE_NS	(100 * NSEC_PER_MSEC)
+#define EVACUATE_IDLE_NS (10 * NSEC_PER_SEC)
+
+/* -- geometry -------------------------------------------------------------- */
+
+/*
+ * At least four pages, at most an eighth of the node, so that a small node can
+ * serve several classes and give something back.
+ */
+static uint64_t extent_frames(const struct mm_node *nd, uint32_t stride)
+{
+	uint64_t bytes = nd->extent_bytes;
+
+	bytes = min(bytes, nd->node->capacity / 8);
+	return max(bytes / stride, (uint64_t)MIN_PER_EXTENT);
+}
+
+static uint64_t extent_size(const struct mm_pool *p)
+{
+	return (uint64_t)p->per_extent * p->stride;
+}
+
+static int pool_geometry(struct mm_pool *p, struct errmsg *e)
+{
+	struct mm_node *nd = p->nd;
+	uint64_t per, frames;
+
+	p->stride = round_up(p->page_bytes, NODE_ALIGN);
+	per = extent_frames(nd, p->stride);
+	p->max_extents = max(nd->size_max, nd->node->capacity) /
+			 (per * p->stride);
+	frames = (p->max_extents + UINT64_C(1)) * per;
+	if (!p->max_extents || frames > KVMM_MAX_FRAMES)
+		return errmsg_set(e, -ENOSPC,
+			"node %s: %llu bytes cannot hold an extent of %llu frames of %u bytes",
+			nd->node->name, (unsigned long long)nd->size_max,
+			(unsigned long long)per, p->stride);
+	p->per_extent = per;
+	p->max_frames = frames;
+	return 0;
+}
+
+/*
+ * Shares of what the pool has now. A pool of a few frames keeps fewer back than
+ * the eight that a load may want at once, or nothing would be left to use.
+ */
+static void pool_watermarks(struct mm_pool *p)
+{
+	uint32_t n = p->nr_frames, few = min(8u, n / 16);
+
+	p->wmark_min = max(n / 128, max(few, n ? 1u : 0u));
+	p->wmark_low = max(n / 64, p->wmark_min + (p->wmark_min + 1) / 2);
+	p->wmark_high = max(n / 32, 2 * p->wmark_min);
+	p->wmark_promo = p->wmark_high;
+	p->reserve = p->wmark_min;
+}
+
+/* -- life ------------------------------------------------------------------ */
+
+static int pool_shm(struct mm_pool *p, struct errmsg *e)
+{
+	struct frame_table *t;
+	int err;
+
+	err = shm_create(&p->table_shm, "kvmm-frames",
+			 frame_table_bytes(p->max_frames), 1);
+	if (err)
+		goto out;
+	err = shm_create(&p->record_shm, "kvmm-records",
+			 (size_t)p->max_frames * sizeof(struct frame_record),
+			 0);
+	if (err)
+		goto out;
+	p->record = p->record_shm.addr;
+	p->table = t = p->table_shm.addr;
+	t->magic = KVMM_MAGIC_TABLE;
+	t->size = sizeof(*t);
+	t->stride = p->stride;
+	t->max_frames = p->max_frames;
+	t->frames_per_extent = p->per_extent;
+	t->extent_bytes = extent_size(p);
+	return 0;
+out:
+	return errmsg_set(e, err, "frame table of %u frames: %s", p->max_frames,
+			  strerror(-err));
+}
+
+/* Sized for the most frames there can ever be, backed where it is touched. */
+static int pool_lazy(struct mm_pool *p, struct errmsg *e)
+{
+	size_t meta = (size_t)p->max_frames * sizeof(*p->meta);
+	size_t stacks = (size_t)p->max_frames * sizeof(*p->free);
+	char *m;
+
+	p->extent = calloc(p->max_extents + 1, sizeof(*p->extent));
+	p->free_map = calloc(BITMAP_WORDS(p->max_extents + 1),
+			     sizeof(*p->free_map));
+	if (!p->extent || !p->free_map)
+		return errmsg_set(e, -ENOMEM, "out of memory");
+	m = mmap(NULL, meta + stacks, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (m == MAP_FAILED)
+		return errmsg_set(e, -ENOMEM,
+			"no address space for what %u frames need",
+			p->max_frames);
+	p->lazy_bytes = meta + stacks;
+	p->meta = (struct frame_meta *)m;
+	p->free = (uint32_t *)(m + meta);
+	return 0;
+}
+
+static void pool_free(struct mm_pool *p)
+{
+	if (p->meta)
+		munmap(p->meta, p->lazy_bytes);
+	shm_fini(&p->table_shm);
+	shm_fini(&p->record_shm);
+	free(p->free_map);
+	free(p->extent);
+	free(p);
+}
+
+int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
+		struct errmsg *e)
+{
+	struct mm_pool *p = calloc(1, sizeof(*p));
+	int err;
+
+	if (!p)
+		return errmsg_set(e, -ENOMEM, "out of memory");
+	p->space = sp;
+	p->cls = cls;
+	p->nd = nd;
+	p->page_bytes = sp->desc.cls[cls].page_bytes;
+	p->table_shm = (struct shm)SHM_INIT;
+	p->record_shm = (struct shm)SHM_INIT;
+	list_init(&p->dirty);
+	list_init(&p->windows);
+	list_init(&p->refill_wait);
+	list_init(&p->load_wait);
+	if (nd->mem) {
+		err = pool_geometry(p, e);
+		if (!err)
+			err = pool_shm(p, e);
+		if (!err)
+			err = pool_lazy(p, e);
+		if (err)
+			goto out_free;
+	}
+	err = pool_policy_init(p, e);
+	if (err)
+		goto out_free;
+	list_add_tail(&nd->pools, &p->node_link);
+	sp->pool[cls][nd->ix] = p;
+	return 0;
+
+out_free:
+	pool_free(p);
+	return err;
+}
+
+void pool_destroy(struct mm_pool *p)
+{
+	if (p->nd->next_pool == p)
+		p->nd->next_pool = NULL;
+	pool_policy_fini(p);
+	list_del(&p->node_link);
+	p->space->pool[p->cls][p->nd->ix] = NULL;
+	pool_free(p);
+}
+
+/* -- extents that come ----------------------------------------------------- */
+
+static uint64_t seq_next(struct mm_pool *p)
+{
+	/* release: pairs with the client's acquire before it asks for changes */
+	return atomic_fetch_add_explicit(&p->table->extent_seq, 1,
+					 memory_order_release) + 1;
+}
+
+static void kick_windows(struct mm_pool *p)
+{
+	struct mm *mm = p->space->mm;
+	struct mm_win *w;
+
+	list_for_each_entry(w, &p->windows, pool_link)
+		if (!w->closed && w->client->connected)
+			mm->ops->kick_client(w->client);
+}
+
+static void extent_enter(struct mm_pool *p, struct extent *ext)
+{
+	uint32_t no = 1, i;
+	struct mm_extent *e;
+
+	while (p->extent[no].ext)
+		no++;
+	e = &p->extent[no];
+	*e = (struct mm_extent){
+		.ext = ext, .no = no, .ro_fd = -1, .rw_fd = -1,
+		.nr_free = p->per_extent,
+	};
+	/* the lowest on top, so that frames come in runs */
+	for (i = 0; i < p->per_extent; i++)
+		p->free[(size_t)no * p->per_extent + i] =
+			(no + 1) * p->per_extent - 1 - i;
+	bitmap_set(p->free_map, no);
+	p->nr_free += p->per_extent;
+	p->nr_frames += p->per_extent;
+	p->nr_extents++;
+	e->up_seq = seq_next(p);
+	pool_watermarks(p);
+}
+
+static void extent_came(struct extent *ext, int err, void *arg)
+{
+	struct mm_pool *p = arg;
+
+	p->extents_coming--;
+	if (err) {
+		p->grow_after_ns = now_ns() + GROW_RETRY_NS;
+		return;
+	}
+	/* the node counts it, so this cannot be out of numbers */
+	extent_enter(p, ext);
+	if (p->ending)
+		return;
+	kick_windows(p);
+	pool_feed(p);
+	pool_publish_avail(p);
+}
+
+static uint32_t huge_flag(const struct mm_pool *p)
+{
+	bool tight = (p->stride - p->page_bytes) * UINT64_C(100) <=
+		     UINT64_C(6) * p->stride;
+
+	return tight && extent_size(p) >= HUGE_BYTES ? EXTENT_HUGE : 0;
+}
+
+uint64_t pool_room(const struct mm_pool *p)
+{
+	const struct node *n = p->nd->node;
+	uint64_t free_bytes = n->capacity > n->used ? n->capacity - n->used : 0;
+	uint64_t exts = free_bytes / extent_size(p);
+	uint64_t slots = p->max_extents - p->nr_extents - p->extents_coming;
+
+	return min(exts, slots) * p->per_extent;
+}
+
+/*
+ * The node is full: let the class that was used longest ago give an extent up,
+ * if it has more of them than this one, or rests.
+ */
+static void evacuate_other(struct mm_pool *p)
+{
+	struct mm_pool *q, *best = NULL;
+	uint64_t now = p->space->mm->now_ns;
+
+	list_for_each_entry(q, &p->nd->pools, node_link) {
+		uint32_t keep = q->space->nr_clients ? 1 : 0;
+
+		if (q == p || q->nr_extents - q->extents_going <= keep)
+			continue;
+		if (q->nr_extents <= p->nr_extents &&
+		    (q->want || now - q->used_ns < EVACUATE_IDLE_NS))
+			continue;
+		if (!best || q->used_ns < best->used_ns)
+			best = q;
+	}
+	if (best)
+		pool_evacuate(best);
+}
+
+int pool_grow(struct mm_pool *p)
+{
+	struct mm *mm = p->space->mm;
+	int err;
+
+	if (p->ending || mm->stopping)
+		return -ESHUTDOWN;
+	if (p->extents_coming >= COMING_MAX ||
+	    (p->extents_coming &&
+	     (uint64_t)p->extents_coming * p->per_extent >= p->want))
+		return 0;
+	if (mm->now_ns < p->grow_after_ns)
+		return p->extents_coming ? 0 : -EAGAIN;
+	if (p->nr_extents + p->extents_coming >= p->max_extents)
+		err = -ENOSPC;
+	else
+		err = node_extent_get(p->nd->node, extent_size(p),
+				      huge_flag(p), extent_came, p);
+	if (!err) {
+		p->extents_coming++;
+		return 0;
+	}
+	if (err == -ENOSPC) {
+		/* an extent that is on its way back is room enough */
+		if (!p->extents_coming && !p->nd->evac)
+			evacuate_other(p);
+		return -ENOSPC;
+	}
+	p->grow_after_ns = mm->now_ns + GROW_RETRY_NS;
+	return -EAGAIN;
+}
+
+/* -- extents that go ------------------------------------------------------- */
+
+void extent_close(struct mm_pool *p, uint32_t no)
+{
+	struct mm_extent *e = &p->extent[no];
+
+	if (e->going)
+		return;
+	e->going = true;
+	p->nr_free -= e->nr_free;
+	bitmap_clear(p->free_map, no);
+	p->extents_going++;
+}
+
+void extent_reopen(struct mm_pool *p, uint32_t no)
+{
+	struct mm_extent *e = &p->extent[no];
+
+	if (!e->going || e->down_seq)
+		return;
+	e->going = false;
+	p->nr_free += e->nr_free;
+	if (e->nr_free)
+		bitmap_set(p->free_map, no);
+	p->extents_going--;
+}
+
+/* Has @w been told of @e and not yet said that it unmapped it? */
+static bool win_holds(const struct mm_win *w, const struct mm_extent *e)
+{
+	if (w->closed || w->client->exited || w->told_seq < e->up_seq)
+		return false;
+	return w->synced_seq < e->down_seq ||
+	       bitmap_shared_test(w->bitmap, e->no);
+}
+
+static bool extent_held(const struct mm_pool *p, const struct mm_extent *e)
+{
+	const struct mm_win *w;
+
+	list_for_each_entry(w, &p->windows, pool_link)
+		if (win_holds(w, e))
+			return true;
+	return false;
+}
+
+static void extent_gone(struct extent *ext, int err, void *arg)
+{
+	struct mm_pool *p = arg;
+
+	p->extents_putting--;
+}
+
+/* Give a downed extent back if nobody maps it; true when it is on its way. */
+static bool extent_try_put(struct mm_pool *p, struct mm_extent *e)
+{
+	if (extent_held(p, e)) {
+		if (p->space->mm->now_ns >= e->down_ns)
+			e->held = true;
+		return false;
+	}
+	if (node_extent_put(e->ext, extent_gone, p))
+		return false;		/* I/O on it: tried again */
+	p->extents_putting++;
+	close_fd(&e->ro_fd);
+	close_fd(&e->rw_fd);
+	*e = (struct mm_extent){ .ro_fd = -1, .rw_fd = -1 };
+	p->nr_extents--;
+	p->extents_going--;
+	p->nr_frames -= p->per_extent;
+	pool_watermarks(p);
+	return true;
+}
+
+void extent_down(struct mm_pool *p, uint32_t no)
+{
+	struct mm *mm = p->space->mm;
+	struct mm_extent *e = &p->extent[no];
+
+	if (e->down_seq || e->nr_used)
+		return;
+	extent_close(p, no);
+	e->down_seq = seq_next(p);
+	e->down_ns = mm->now_ns + mm->o.shrink_ack_ns;
+	if (!extent_try_put(p, e))
+		kick_windows(p);
+}
+
+static void extents_going_run(struct mm_pool *p)
+{
+	uint32_t no;
+
+	for (no = 1; p->extents_going && no <= p->max_extents; no++) {
+		struct mm_extent *e = &p->extent[no];
+
+		if (e->ext && e->down_seq)
+			extent_try_put(p, e);
+	}
+}
+
+bool pool_end(struct mm_pool *p)
+{
+	uint32_t no;
+
+	if (!p->nd->mem)
+		return true;
+	p->ending = true;
+	for (no = 1; p->nr_extents && no <= p->max_extents; no++)
+		if (p->extent[no].ext && !p->extent[no].nr_used)
+			extent_down(p, no);
+	extents_going_run(p);
+	return !p->nr_extents && !p->extents_coming && !p->extents_putting;
+}
+
+/* -- feeding --------------------------------------------------------------- */
+
+void pool_feed(struct mm_pool *p)
+{
+	struct mm_win *w, *tmp;
+
+	if (p->feeding || !p->nr_free)
+		return;
+	p->feeding = true;
+	if (!list_empty(&p->load_wait))
+		fetch_frames_came(p);
+	list_for_each_entry_safe(w, tmp, &p->refill_wait, refill_link)
+		win_feed(w);
+	p->feeding = false;
+}
+
+static uint32_t clip32(uint64_t x)
+{
+	return min(x, (uint64_t)UINT32_MAX);
+}
+
+void pool_publish_avail(struct mm_pool *p)
+{
+	struct frame_table *t = p->table;
+	uint64_t free = p->nr_free > p->reserve ? p->nr_free - p->reserve : 0;
+	uint64_t limit = p->nd->node->capacity / extent_size(p) * p->per_extent;
+
+	/* relaxed: numbers to go by, nothing hangs on their order */
+	atomic_store_explicit(&t->nr_free, clip32(free + pool_room(p)),
+			      memory_order_relaxed);
+	atomic_store_explicit(&t->nr_clean, clip32(p->nr_pages - p->nr_dirty),
+			      memory_order_relaxed);
+	atomic_store_explicit(&t->nr_dirty, clip32(p->nr_dirty),
+			      memory_order_relaxed);
+	atomic_store_explicit(&t->nr_limit, clip32(limit),
+			      memory_order_relaxed);
+}
+
+static bool pool_waits(const struct mm_pool *p)
+{
+	return !list_empty(&p->refill_wait) || !list_empty(&p->load_wait);
+}
+
+static bool pool_run(struct mm_pool *p)
+{
+	bool waits = pool_waits(p);
+
+	if (p->ending)
+		return true;
+	if (waits || (p->nr_extents && p->nr_free < p->wmark_low &&
+		      !p->extents_coming && pool_room(p)))
+		pool_grow(p);
+	if (waits)
+		pool_feed(p);
+	if (p->extents_going)
+		extents_going_run(p);
+	pool_publish_avail(p);
+	return waits || p->extents_going;
+}
+
+uint64_t pools_run(struct mm *mm, uint64_t now_ns)
+{
+	bool busy = false;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++) {
+		struct mm_pool *p;
+
+		if (!mm->node[i].mem)
+			continue;
+		list_for_each_entry(p, &mm->node[i].pools, node_link)
+			busy |= pool_run(p);
+	}
+	return now_ns + (busy ? RUN_NS : RUN_IDLE_NS);
+}
