@@ -58,7 +58,8 @@ enum kvmm_policy_answer {
  * @want:	pages wanted
  * @max_scan:	offer at most so many
  * @now_ns:	CLOCK_MONOTONIC
- * @offer:	the core's; may call remove() of this very page before it returns
+ * @offer:	the core's; may call remove() or touch() of this very page before it
+ *		returns, of no other
  * @arg:	the core's
  */
 struct kvmm_policy_select {
@@ -97,5 +98,9 @@ struct kvmm_policy_v0 {
 	void		(*remove)(void *inst, struct kvmm_policy_page *pg);
 	uint32_t	(*select)(void *inst, struct kvmm_policy_select *sel);
 };
+
+/* What a plug-in exports; const, and it lives as long as the plug-in is loaded. */
+extern const struct kvmm_policy_v0 kvmm_policy_v0
+	__attribute__((visibility("default")));
 
 #endif

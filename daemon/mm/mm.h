@@ -106,6 +106,21 @@ struct mm_opts {
 	struct mm_node_opts	node[KVMM_MAX_NODES];
 };
 
+/**
+ * mm_policy_load() - find a policy by name or file
+ * @spec:	"lru", the built-in; or the absolute path of a plug-in
+ * @ret:	written on success only; valid until the process ends
+ *
+ * A plug-in is code that runs as the daemon: its file and every folder above it
+ * must belong to root and be writable by nobody else (folders: or be sticky).
+ *
+ * Context: reads a file; for start-up and configuration changes.
+ * Return: 0, -ENOENT, -EPERM (owner or mode), -ENOEXEC (not a plug-in),
+ * -EPROTO (another ABI), -EINVAL; always with a sentence.
+ */
+int mm_policy_load(const char *spec, const struct kvmm_policy_v0 **ret,
+		   struct errmsg *e);
+
 int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e);
 
 /**

@@ -16,6 +16,7 @@
  *     READY or WRITING copy on the same node (closed by itself)
  *   - page.nr_children = pages whose parent it is;
  *     copy.nr_children = those of them with a copy, not NONE, on this node
+ *   (copies that are COPY_DOOMED are outside the two laws of closure)
  *   - FULL groups, block node: the parent of a READY copy is READY there: a
  *     write that is over before its parent's stays WRITING until that is over
  *   - page.children holds page.nr_children pages, by their sibling member
@@ -83,6 +84,8 @@ struct copy {
 
 #define COPY_DOOMED	1u	/* goes as soon as its I/O is over: no source, not
 				   counted as a copy below */
+#define COPY_WFAIL	2u	/* memory: the medium refused it; not written again
+				   before the next touch */
 
 /**
  * struct page - a page
@@ -630,6 +633,8 @@ uint64_t fetch_run(struct mm *mm, uint64_t now_ns);
 void fetch_frames_came(struct mm_pool *p);
 /* Empty the extent of @p touched longest ago; 0 begun, -EBUSY, -ENOENT. */
 int pool_evacuate(struct mm_pool *p);
+/* @p ends: whatever was being emptied of it is pool_end()'s now. */
+void evacuate_forget(struct mm_pool *p);
 
 /* The instance's policy. */
 static inline const struct kvmm_policy_v0 *pool_policy(const struct mm_pool *p)

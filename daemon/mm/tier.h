@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files that move pages between nodes share: reclaim.c, writeback.c,
+ * fetch.c, evacuate.c, drop.c, touch.c, policy.c.
+ */
+#ifndef KVMM_DAEMON_MM_TIER_H
+#define KVMM_DAEMON_MM_TIER_H
+
+#include "daemon/mm/mm_types.h"
+#include "ipc/base/clock.h"
+
+/*
+ * What one call does at most before the loop gets its turn again. Both guessed:
+ * 64 pages keep a batch's I/O in one system call, 200 us are some ten wake-ups.
+ */
+#define TIER_BATCH		64u
+#define TIER_SLICE_NS		(200 * NSEC_PER_USEC)
+
+/* space id, group, key: whose data an I/O moves */
+#define PAGE_IDENT_BYTES	66
+
+/* The page that @c, its copy on @nd, is part of. */
+static inline struct page *copy_page(struct copy *c, const struct mm_node *nd)
+{
+	return container_of(c - nd->ix, struct page, copy[0]);
+}
+
+static inline struct copy *page_copy(struct page *pg, const struct mm_node *nd)
+{
+	return &pg->copy[nd->ix];
+}
+
+/* READY, and not about to go. */
+static inline bool copy_good(const struct copy *c)
+{
+	return c->state == COPY_READY && !(c->flags & COPY_DOOMED);
+}
+
+/* The block node that pages of @nd are demoted to; NULL when there is none. */
+static inline struct mm_node *node_lower(const struct mm_node *nd)
+{
+	struct mm_node *lo;
+
+	if (!nd->mem || nd->below == KVMM_NODE_NONE)
+		return NULL;
+	lo = &nd->mm->node[nd->below];
+	return lo->mem ? NULL : lo;
+}
+
+/* Must @pg's parent be where @pg is? */
+static inline bool page_closed(const struct page *pg)
+{
+	return (pg->flags & (PAGE_FULL | PAGE_ROOT)) == PAGE_FULL &&
+	       pg->parent;
+}
+
+void page_ident(const struct page *pg, uint8_t ident[PAGE_IDENT_BYTES]);
+
+/* -- policy.c ---------------------------------------------------------------- */
+
+typedef enum kvmm_policy_answer pool_offer_fn(struct mm_pool *p,
+					      struct page *pg, void *arg);
+
+/*
+ * Let the pool's policy offer pages to @fn, best victims first, until @want
+ * were taken or @max_scan offered. @fn may end @pg's copy in @p, of no other.
+ * Returns how many were offered.
+ */
+uint32_t pool_select(struct mm_pool *p, uint32_t want, uint32_t max_scan,
+		     pool_offer_fn *fn, void *arg);
+
+/* -- drop.c ------------------------------------------------------------------ */
+
+/*
+ * Take a memory copy away if nothing holds it: the frame is free afterwards,
+ * the page too if that was its last copy. False: pinned or referenced.
+ */
+bool copy_evict(struct page *pg, struct mm_node *nd);
+/* A block copy that nothing uses leaves its slot; the page may be gone then. */
+void copy_release(struct page *pg, struct mm_node *nd);
+/* A user of a block copy is done with it; a doomed one goes with its last. */
+void copy_unref(struct page *pg, struct mm_node *nd);
+/*
+ * @pg's copy on the block node @nd goes, and with it those of all descendants
+ * there. Pages that are nowhere then take theirs with them.
+ */
+void copy_drop_tree(struct page *pg, struct mm_node *nd);
+
+/* -- writeback.c -------------------------------------------------------------- */
+
+/* Room for one page of @pg's length on the block node @nd; see slot_room(). */
+int slot_get(struct page *pg, struct mm_node *nd);
+void slot_put(struct page *pg, struct mm_node *nd);
+/* The I/O of a write is over and its page's copy is doomed. */
+bool wback_over(const struct copy *c);
+void wback_free(struct copy *c);
+/* Does the node below take pages now? */
+bool node_takes(const struct mm_node *lo);
+/* And has it all it can swallow for the moment? */
+bool node_full_of_writes(const struct mm_node *lo);
+uint64_t writeback_run(struct mm *mm, uint64_t now);
+
+/* -- evacuate.c -------------------------------------------------------------- */
+uint64_t evacuate_run(struct mm *mm, uint64_t now);
+
+#endif
