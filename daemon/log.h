@@ -65,10 +65,10 @@ struct log_rate {
  */
 bool log_pass(struct log_rate *r);
 
-#define kvmm_err(...)		log_print(LOG_LVL_ERR, __VA_ARGS__)
-#define kvmm_warn(...)		log_print(LOG_LVL_WARN, __VA_ARGS__)
-#define kvmm_notice(...)	log_print(LOG_LVL_NOTICE, __VA_ARGS__)
-#define kvmm_info(...)		log_print(LOG_LVL_INFO, __VA_ARGS__)
-#define kvmm_debug(...)		log_print(LOG_LVL_DEBUG, __VA_ARGS__)
+#define log_err(...)		log_print(LOG_LVL_ERR, __VA_ARGS__)
+#define log_warn(...)		log_print(LOG_LVL_WARN, __VA_ARGS__)
+#define log_notice(...)	log_print(LOG_LVL_NOTICE, __VA_ARGS__)
+#define log_info(...)		log_print(LOG_LVL_INFO, __VA_ARGS__)
+#define log_debug(...)		log_print(LOG_LVL_DEBUG, __VA_ARGS__)
 
 #endif
