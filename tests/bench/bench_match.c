@@ -1,0 +1,464 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * match - find, pin and unpin a prefix of 512 pages out of 1 Mi
+ *
+ * Subject: kvmm_match() and kvmm_trim() through libkvmm, against a kvmmd with
+ * 1 Mi pages of 4 KiB in chains of 512; every block visits all chains in random
+ * order, so that nothing is left in a cache. Twice: with the frames of a chain
+ * in random order, and in runs of 32 as a magazine gives them.
+ *
+ * Floor: what cannot be done with less. A hash table of the same 64-byte lines
+ * at the same load, probed with the key's own bits (SHA-256 needs no hash),
+ * the lines, frame words and pins prefetched in a software pipeline; each page
+ * loads its frame word and writes its pin, plainly, and checks nothing: no
+ * version, no second look, no atomic, no request, no unpin.
+ *
+ * Syscalls: the subject's loop in a process where every system call is trapped
+ * and counted.
+ */
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/bench/bench.h"
+
+#define PAGE_BYTES	4096u
+#define NR_PAGES	(1u << 20)
+#define CHAIN		512u
+#define NR_CHAINS	(NR_PAGES / CHAIN)
+#define NR_REQS		(NR_PAGES / 4096u)	/* publishers: 8 chains each */
+#define REQ_PAGES	(NR_PAGES / NR_REQS)
+#define RUN		32u
+#define NODE_BYTES	((uint64_t)NR_PAGES * PAGE_BYTES * 9 / 8)
+#define FILL_MS		60000
+#define NR_TRAPPED	2000
+
+struct line {
+	uint64_t	word0;
+	struct kvmm_key	key;
+	uint64_t	fword;
+	uint64_t	frame;
+	uint64_t	aux;
+};
+
+struct match {
+	struct bench	b;
+	struct test_daemon kvmmd;
+	struct bench_client c;
+	struct kvmm_key	*key;		/* NR_PAGES, chain after chain */
+	kvmm_frame_t	*frame;		/* where the daemon has them */
+	uint32_t	*order;		/* chains, in the order of visits */
+	struct kvmm_req	*rq;
+	struct kvmm_hit	hit[CHAIN];
+	uint64_t	rand;
+	double		syscalls;
+	/* floor */
+	struct line	*line;
+	uint64_t	*word;
+	uint32_t	*pin;
+	uint64_t	mask;
+	uint64_t	sum;
+	kvmm_frame_t	out[CHAIN];
+};
+
+/* ---- subject -------------------------------------------------------------------- */
+
+static double run_subject(void *arg)
+{
+	struct match *m = arg;
+	uint64_t t = now_ns();
+	unsigned int i;
+
+	for (i = 0; i < NR_CHAINS; i++) {
+		const struct kvmm_key *k = &m->key[m->order[i] * CHAIN];
+
+		if (bc_match(&m->c, m->rq, k, CHAIN, m->hit) != CHAIN)
+			bench_die(&m->b, "a chain is not resident", -ENOENT);
+		kvmm_trim(m->rq, 0, 0);
+	}
+	return (double)(now_ns() - t) / NR_PAGES;
+}
+
+/* The same with a request of its own for each chain, ended with a touch. */
+static double run_requests(struct match *m)
+{
+	uint64_t t = now_ns();
+	unsigned int i;
+
+	for (i = 0; i < NR_CHAINS; i++) {
+		const struct kvmm_key *k = &m->key[m->order[i] * CHAIN];
+		struct kvmm_req *rq = bc_req(&m->c, i);
+
+		if (bc_match(&m->c, rq, k, CHAIN, m->hit) != CHAIN)
+			bench_die(&m->b, "a chain is not resident", -ENOENT);
+		kvmm_req_end(rq, KVMM_CONTINUES, 0);
+	}
+	return (double)(now_ns() - t) / NR_PAGES;
+}
+
+/* ---- floor ----------------------------------------------------------------------- */
+
+#define AHEAD_LINE	24u
+#define AHEAD_FRAME	8u
+
+static uint64_t key_bits(const struct kvmm_key *k)
+{
+	uint64_t w;
+
+	memcpy(&w, k->b, sizeof(w));
+	return w;
+}
+
+static struct line *floor_find(struct match *m, const struct kvmm_key *k)
+{
+	uint64_t w = key_bits(k), i = w & m->mask;
+
+	while (key_bits(&m->line[i].key) != w)
+		i = (i + 1) & m->mask;
+	return &m->line[i];
+}
+
+static void floor_chain(struct match *m, const struct kvmm_key *k)
+{
+	uint64_t sum = 0;
+	unsigned int i;
+
+	for (i = 0; i < CHAIN + AHEAD_LINE; i++) {
+		if (i < CHAIN)
+			__builtin_prefetch(&m->line[key_bits(&k[i]) & m->mask]);
+		if (i >= AHEAD_LINE - AHEAD_FRAME &&
+		    i < CHAIN + AHEAD_LINE - AHEAD_FRAME) {
+			unsigned int j = i - (AHEAD_LINE - AHEAD_FRAME);
+			kvmm_frame_t f = (kvmm_frame_t)floor_find(m, &k[j])->frame;
+
+			m->out[j] = f;
+			__builtin_prefetch(&m->word[f]);
+			__builtin_prefetch(&m->pin[f], 1);
+		}
+		if (i >= AHEAD_LINE) {
+			kvmm_frame_t f = m->out[i - AHEAD_LINE];
+
+			sum += m->word[f];
+			m->pin[f]++;
+		}
+	}
+	m->sum += sum;
+}
+
+static double run_floor(void *arg)
+{
+	struct match *m = arg;
+	uint64_t t = now_ns();
+	unsigned int i;
+
+	for (i = 0; i < NR_CHAINS; i++)
+		floor_chain(m, &m->key[m->order[i] * CHAIN]);
+	return (double)(now_ns() - t) / NR_PAGES;
+}
+
+static void floor_init(struct match *m, kvmm_frame_t max_frame)
+{
+	uint64_t lines = 2 * NR_PAGES;
+	unsigned int i;
+
+	m->mask = lines - 1;
+	m->line = bench_shm(&m->b, lines * sizeof(*m->line));
+	m->word = bench_shm(&m->b, (max_frame + 1ull) * sizeof(*m->word));
+	m->pin = bench_shm(&m->b, (max_frame + 1ull) * sizeof(*m->pin));
+	for (i = 0; i < NR_PAGES; i++) {
+		uint64_t at = key_bits(&m->key[i]) & m->mask;
+
+		while (key_bits(&m->line[at].key))
+			at = (at + 1) & m->mask;
+		m->line[at].key = m->key[i];
+		m->line[at].frame = m->frame[i];
+		m->word[m->frame[i]] = 3;
+	}
+}
+
+static void floor_fini(struct match *m, kvmm_frame_t max_frame)
+{
+	munmap(m->line, (m->mask + 1) * sizeof(*m->line));
+	munmap(m->word, (max_frame + 1ull) * sizeof(*m->word));
+	munmap(m->pin, (max_frame + 1ull) * sizeof(*m->pin));
+}
+
+/* ---- filling the daemon -------------------------------------------------------------- */
+
+static void swap_frames(kvmm_frame_t *a, kvmm_frame_t *b, unsigned int n)
+{
+	unsigned int i;
+
+	for (i = 0; i < n; i++) {
+		kvmm_frame_t t = a[i];
+
+		a[i] = b[i];
+		b[i] = t;
+	}
+}
+
+/*
+ * All frames first, 32 at a time to each request in turn, so that what one
+ * request holds lies all over the node; then shuffled, one by one or in runs.
+ */
+static void take_frames(struct match *m, struct kvmm_req **rq, bool runs)
+{
+	unsigned int i, j, unit = runs ? RUN : 1;
+
+	for (i = 0; i < NR_PAGES / RUN; i++) {
+		unsigned int r = i % NR_REQS;
+		kvmm_frame_t *f = &m->frame[r * REQ_PAGES + i / NR_REQS * RUN];
+		int err = bc_alloc(&m->c, rq[r], RUN, f, FILL_MS);
+
+		if (err)
+			bench_die(&m->b, "frames for 1 Mi pages", err);
+		if (i % 4096 == 0)
+			bench_say("  %u of %u frames", i * RUN, NR_PAGES);
+	}
+	for (i = 0; i < NR_REQS; i++) {
+		kvmm_frame_t *f = &m->frame[i * REQ_PAGES];
+
+		for (j = REQ_PAGES / unit - 1; j > 0; j--)
+			swap_frames(&f[j * unit], &f[bench_rand(&m->rand) %
+						     (j + 1) * unit], unit);
+	}
+}
+
+static void publish_all(struct match *m, struct kvmm_req **rq)
+{
+	struct kvmm_pub *pub = calloc(CHAIN, sizeof(*pub));
+	unsigned int i, j;
+
+	if (!pub)
+		bench_die(&m->b, "memory", -ENOMEM);
+	for (i = 0; i < NR_CHAINS; i++) {
+		int n;
+
+		for (j = 0; j < CHAIN; j++) {
+			unsigned int pg = i * CHAIN + j;
+
+			pub[j].key = m->key[pg];
+			if (j)
+				pub[j].parent = m->key[pg - 1];
+			pub[j].frame = m->frame[pg];
+			pub[j].pos = j * 16;
+		}
+		n = bc_publish(&m->c, rq[i * CHAIN / REQ_PAGES], pub, CHAIN);
+		if (n != (int)CHAIN)
+			bench_die(&m->b, "publish", n < 0 ? n : -EIO);
+	}
+	free(pub);
+}
+
+/* Share of neighbouring pages that lie in neighbouring frames. */
+static double adjacency(const struct match *m)
+{
+	unsigned int i, n = 0;
+
+	for (i = 1; i < NR_PAGES; i++)
+		n += m->frame[i] == m->frame[i - 1] + 1;
+	return (double)n / NR_PAGES;
+}
+
+static kvmm_frame_t fill(struct match *m, bool runs)
+{
+	struct kvmm_req *rq[NR_REQS];
+	kvmm_frame_t max = 0;
+	unsigned int i;
+
+	for (i = 0; i < NR_REQS; i++)
+		rq[i] = bc_req(&m->c, i);
+	take_frames(m, rq, runs);
+	publish_all(m, rq);
+	for (i = 0; i < NR_REQS; i++)
+		kvmm_req_end(rq[i], KVMM_UNKNOWN, 0);
+	for (i = 0; i < NR_PAGES; i++)
+		max = m->frame[i] > max ? m->frame[i] : max;
+	return max;
+}
+
+/* ---- system calls ---------------------------------------------------------------------- */
+
+static volatile sig_atomic_t nr_syscalls;
+
+static void on_trap(int sig)
+{
+	nr_syscalls++;
+}
+
+/*
+ * Everything but the way out is trapped: the call is not made, and counted.
+ * It costs what was asked for a wrong result, which is fine: there must be none.
+ */
+static void trap_syscalls(struct match *m)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+			 offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 1, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+	};
+	struct sock_fprog prog = { sizeof(code) / sizeof(code[0]), code };
+
+	signal(SIGSYS, on_trap);
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog))
+		bench_die(&m->b, "seccomp", -errno);
+}
+
+/* Does the trap see a system call at all? */
+static void check_trap(void)
+{
+	sig_atomic_t before = nr_syscalls;
+
+	syscall(SYS_getppid);
+	if (nr_syscalls != before + 1)
+		_exit(3);
+	nr_syscalls = before;
+}
+
+/* In a child: connect anew, then match, peek, pin and unpin without the kernel. */
+static void trapped_child(struct match *m) __attribute__((noreturn));
+
+static void trapped_child(struct match *m)
+{
+	struct kvmm_match peek = { .size = sizeof(peek) };
+	struct kvmm_keys keys = { .n = CHAIN };
+	struct bench_client c;
+	unsigned int i;
+
+	m->b.kvmmd = NULL;	/* the parent's */
+	bc_open(&c, &m->b, m->kvmmd.socket, PAGE_BYTES);
+	m->rq = bc_req(&c, 1);
+	if (bc_match(&c, m->rq, m->key, CHAIN, m->hit) != CHAIN)
+		_exit(4);
+	trap_syscalls(m);
+	check_trap();
+	for (i = 0; i < NR_TRAPPED; i++) {
+		keys.k = &m->key[i % NR_CHAINS * CHAIN];
+		if (kvmm_peek(m->rq, &keys, 1, c.node, &peek) ||
+		    bc_match(&c, m->rq, keys.k, CHAIN, m->hit) != CHAIN ||
+		    kvmm_trim(m->rq, CHAIN / 2, 0) || kvmm_trim(m->rq, 0, 0))
+			_exit(5);
+	}
+	/* An exit status has 8 bits: 100 + count, at most 100 counted. */
+	_exit(nr_syscalls > 100 ? 200 : 100 + (int)nr_syscalls);
+}
+
+static double count_syscalls(struct match *m)
+{
+	int status;
+	pid_t pid;
+
+	fflush(NULL);
+	pid = fork();
+	if (pid < 0)
+		bench_die(&m->b, "fork", -errno);
+	if (!pid)
+		trapped_child(m);
+	waitpid(pid, &status, 0);
+	if (!WIFEXITED(status) || WEXITSTATUS(status) < 100)
+		bench_die(&m->b, "the process without system calls", -ECHILD);
+	return WEXITSTATUS(status) - 100;
+}
+
+/* ---- both arrangements ------------------------------------------------------------------- */
+
+static void shuffle_order(struct match *m)
+{
+	unsigned int i;
+
+	for (i = 0; i < NR_CHAINS; i++)
+		m->order[i] = i;
+	for (i = NR_CHAINS - 1; i > 0; i--) {
+		unsigned int j = (unsigned int)(bench_rand(&m->rand) % (i + 1));
+		uint32_t t = m->order[i];
+
+		m->order[i] = m->order[j];
+		m->order[j] = t;
+	}
+}
+
+static void measure(struct match *m, bool runs, struct bench_ratio *r)
+{
+	struct td_opts o = {
+		.dram_bytes = NODE_BYTES,
+		.config = "{\"limits\": {\"pin_limit_pct\": 100}}",
+		.cpu = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? 2 : 0,
+	};
+	kvmm_frame_t max;
+	unsigned int i;
+
+	bench_say("match: 1 Mi pages, frames in %s",
+		  runs ? "runs of 32" : "random order");
+	bench_daemon(&m->b, &m->kvmmd, &o);
+	bc_open(&m->c, &m->b, m->kvmmd.socket, PAGE_BYTES);
+	for (i = 0; i < NR_PAGES; i++)
+		bc_key(&m->c, i, &m->key[i]);
+	max = fill(m, runs);
+	floor_init(m, max);
+	m->rq = bc_req(&m->c, 0);
+
+	bench_abba(runs ? "runs" : "random", BENCH_ROUNDS, run_subject,
+		   run_floor, m, r);
+	bench_result(&m->b, runs ? "adjacent_runs" : "adjacent_random",
+		     adjacency(m));
+	if (!runs) {
+		double v[5];
+
+		for (i = 0; i < 5; i++)
+			v[i] = run_requests(m);
+		bench_result(&m->b, "request_us_512",
+			     bench_median(v, 5) * CHAIN / 1e3);
+		m->syscalls = count_syscalls(m);
+		bench_result(&m->b, "syscalls", m->syscalls);
+	}
+	kvmm_req_end(m->rq, KVMM_UNKNOWN, 0);
+	floor_fini(m, max);
+	bc_close(&m->c);
+	td_fini(&m->kvmmd);
+	m->b.kvmmd = NULL;
+}
+
+int main(void)
+{
+	static struct match m;
+	struct bench_ratio random, runs;
+
+	bench_init(&m.b, "match");
+	m.rand = 88172645463325252ull;
+	m.key = calloc(NR_PAGES, sizeof(*m.key));
+	m.frame = calloc(NR_PAGES, sizeof(*m.frame));
+	m.order = calloc(NR_CHAINS, sizeof(*m.order));
+	if (!m.key || !m.frame || !m.order)
+		bench_die(&m.b, "memory", -ENOMEM);
+	if (sysconf(_SC_NPROCESSORS_ONLN) > 1)
+		td_pin_cpu(0, 0);
+	shuffle_order(&m);
+
+	measure(&m, false, &random);
+	measure(&m, true, &runs);
+	bench_result(&m.b, "us_512", random.subject * CHAIN / 1e3);
+	bench_result(&m.b, "ns_per_page", random.subject);
+	bench_result(&m.b, "floor_ns_per_page", random.floor);
+	bench_result(&m.b, "ratio", random.ratio);
+	bench_result(&m.b, "noise", random.noise);
+	bench_result(&m.b, "ns_per_page_runs", runs.subject);
+	bench_result(&m.b, "ratio_runs", runs.ratio);
+	bench_result(&m.b, "noise_runs", runs.noise);
+	bench_must(&m.b, "ratio", random.ratio, "<=", 1.6);
+	bench_must(&m.b, "ns_per_page", random.subject, "<=", 120);
+	bench_must(&m.b, "syscalls", m.syscalls, "==", 0);
+	return bench_finish(&m.b);
+}
