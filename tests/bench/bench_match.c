@@ -107,8 +107,8 @@ static double run_requests(struct match *m)
 
 /* ---- floor ----------------------------------------------------------------------- */
 
-#define AHEAD_LINE	24u
-#define AHEAD_FRAME	8u
+#define AHEAD_LINE	48u
+#define AHEAD_FRAME	16u
 
 static uint64_t key_bits(const struct kvmm_key *k)
 {

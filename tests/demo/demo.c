@@ -31,7 +31,9 @@
 #include "tests/lib/daemon.h"
 
 #define DRAM_BYTES	(UINT64_C(256) << 20)
-#define NVME_BYTES	(8 * DRAM_BYTES)
+#define QUICK_DRAM	(UINT64_C(128) << 20)
+#define QUICK_REQUESTS	300u
+#define NVME_TIMES	8		/* the DRAM */
 #define VICTIM		1u		/* the engine that gets killed */
 #define KILL_AT		0.30		/* share of the requests, or seconds */
 #define KILL_AT_S	15.0
@@ -56,6 +58,7 @@ struct stage {
 	uint64_t	stop_until;
 	uint64_t	back_at;
 	uint64_t	limit_s;
+	uint64_t	dram_bytes;
 	bool		tty;
 	int		progress_s;
 };
@@ -113,13 +116,13 @@ static int load_trace(struct demo *dm, const char *dir, bool quick)
 			return err;
 	}
 	err = trace_seal(&dm->trace);
-	if (!err && quick && dm->trace.nr > 240)
-		dm->trace.nr = 240;
+	if (!err && quick && dm->trace.nr > QUICK_REQUESTS)
+		dm->trace.nr = QUICK_REQUESTS;
 	return err;
 }
 
 /* Room for the NVMe file, with as much again left over? */
-static int check_room(const char *dir)
+static int check_room(const char *dir, uint64_t bytes)
 {
 	struct statvfs vfs;
 	uint64_t room;
@@ -127,18 +130,19 @@ static int check_room(const char *dir)
 	if (statvfs(dir, &vfs))
 		return -errno;
 	room = (uint64_t)vfs.f_bavail * vfs.f_frsize;
-	if (room >= 2 * NVME_BYTES)
+	if (room >= 2 * bytes)
 		return 0;
 	fprintf(stderr, "%s has %.1f GiB free, the demo wants %.1f (set TMPDIR)\n",
-		dir, (double)room / (1 << 30), 2.0 * NVME_BYTES / (1 << 30));
+		dir, (double)room / (1 << 30),
+		2 * (double)bytes / (1 << 30));
 	return -ENOSPC;
 }
 
 static int start_daemon(struct stage *st)
 {
 	struct td_opts o = {
-		.dram_bytes = DRAM_BYTES,
-		.nvme_bytes = NVME_BYTES,
+		.dram_bytes = st->dram_bytes,
+		.nvme_bytes = NVME_TIMES * st->dram_bytes,
 		.socket = { { .name = "kvmm.sock", .tenant = "demo" } },
 	};
 	int err;
@@ -147,7 +151,7 @@ static int start_daemon(struct stage *st)
 		o.binary = "build/kvmmd";
 	err = td_init(&st->kvmmd, &o);
 	if (!err)
-		err = check_room(st->kvmmd.dir);
+		err = check_room(st->kvmmd.dir, o.nvme_bytes);
 	if (!err)
 		err = td_start(&st->kvmmd);
 	if (err)
@@ -345,7 +349,8 @@ static int demo(struct stage *st)
 		return 2;
 	fprintf(stderr,
 		"kvmmd has %" PRIu64 " MiB of DRAM and %" PRIu64 " MiB of NVMe; %u engines replay %zu requests of %u recorded loads\n",
-		DRAM_BYTES >> 20, NVME_BYTES >> 20, NR_ENGINES,
+		st->dram_bytes >> 20, NVME_TIMES * st->dram_bytes >> 20,
+		NR_ENGINES,
 		st->dm.trace.nr, st->dm.trace.nr_files);
 	st->start_ns = now_ns();
 	for (i = 0; i < NR_ENGINES && !err; i++)
@@ -386,14 +391,21 @@ int main(int argc, char **argv)
 		{ NULL, 0, NULL, 0 },
 	};
 	struct sigaction sa = { .sa_handler = on_signal };
-	struct stage st = { .limit_s = LIMIT_S, .progress_s = -1 };
+	struct stage st = {
+		.limit_s = LIMIT_S,
+		.dram_bytes = DRAM_BYTES,
+		.progress_s = -1,
+	};
 	const char *data = "tests/data";
 	bool quick = false;
 	int c, status = 2;
 
 	while ((c = getopt_long(argc, argv, "h", opts, NULL)) != -1)
 		switch (c) {
-		case 'q': quick = true; break;
+		case 'q':
+			quick = true;
+			st.dram_bytes = QUICK_DRAM;
+			break;
 		case 'c': st.dm.corrupt = true; break;
 		case 'd': data = optarg; break;
 		case 's': st.limit_s = strtoul(optarg, NULL, 10); break;
