@@ -202,6 +202,21 @@ uint64_t fault_hits(void)
 	return nr_hits;
 }
 
+int node_fault_set(const char *spec, char *why, size_t len)
+{
+	struct errmsg msg = { .text = "" };
+	int err = fault_set(spec, &msg);
+
+	if (why && len)
+		snprintf(why, len, "%s", msg.text);
+	return err;
+}
+
+uint64_t node_fault_hits(void)
+{
+	return fault_hits();
+}
+
 bool fault_broken(const char *what)
 {
 	const char *list = getenv("KVMM_BREAK");

@@ -130,11 +130,43 @@ int node_extent_put(struct extent *ext, extent_cb cb, void *arg)
 	return ext->node->ops->extent_put(ext, cb, arg);
 }
 
+static int pair_place(const struct node *n, const struct node *other)
+{
+	for (unsigned int i = 0; i < NODE_MAX_PAIRED; i++)
+		if (n->paired[i] == other)
+			return (int)i;
+	return -ENOSPC;
+}
+
 int node_pair(struct node *mem, struct node *blk)
 {
-	if (mem->kind != NODE_MEM || blk->kind != NODE_BLOCK || !mem->ops->pair)
+	int m = pair_place(mem, NULL);
+	int b = pair_place(blk, NULL);
+
+	if (mem->kind != NODE_MEM || blk->kind != NODE_BLOCK ||
+	    !mem->ops->unpair)
 		return -EINVAL;
-	return mem->ops->pair(mem, blk);
+	if (mem->used)
+		return -EBUSY;	/* workers may be looking at the table */
+	if (m < 0 || b < 0)
+		return -ENOSPC;
+	mem->paired[m] = blk;
+	blk->paired[b] = mem;
+	return 0;
+}
+
+void node_unpair_all(struct node *n)
+{
+	for (unsigned int i = 0; i < NODE_MAX_PAIRED; i++) {
+		struct node *other = n->paired[i];
+		struct node *mem = n->kind == NODE_MEM ? n : other;
+		struct node *blk = n->kind == NODE_MEM ? other : n;
+
+		if (!other)
+			continue;
+		mem->ops->unpair(mem, (unsigned int)pair_place(mem, blk));
+		blk->paired[pair_place(blk, mem)] = NULL;
+	}
 }
 
 int node_slot_alloc(struct node *n, uint32_t len, struct node_slot *slot)

@@ -35,6 +35,9 @@
 /* Longest node_io.ident */
 #define NODE_IDENT_MAX		256u
 
+/* How many nodes one node can be paired with */
+#define NODE_MAX_PAIRED		8u
+
 struct node_ops;		/* a back end's table: node_ops.h */
 
 enum node_kind {
@@ -143,7 +146,8 @@ struct node_stats {
  * @max_len:	longest slot, bytes (block nodes)
  * @why:	one sentence: why @state is what it is
  * @on_state:	the caller may set it: called after every change of @state or of
- *		@why, for the log; @old is the state before
+ *		@why, for the log; @old is the state before. Must not call node
+ *		functions
  * @arg:	the caller's, for @on_state
  */
 struct node {
@@ -156,9 +160,10 @@ struct node {
 	uint64_t		used;
 	struct node_stats	stats;
 	char			name[32];
-	char			why[200];
+	char			why[256];
 	void			(*on_state)(struct node *n, enum node_state old);
 	void			*arg;
+	struct node		*paired[NODE_MAX_PAIRED]; /* see node_pair() */
 };
 
 /* ---- making and ending ------------------------------------------------- */
@@ -267,8 +272,9 @@ int nvme_create(const struct nvme_opts *opts, struct work_pool *pool,
  *
  * Refuses what is new, fails what is queued (-ESHUTDOWN), waits for what the
  * kernel or a worker has. All callbacks are called from inside, as are those
- * of other jobs of the pool given to nvme_create(). Extents must have been put before; a block node
- * must end before the memory nodes paired with it.
+ * of other jobs of the pool given to nvme_create(). Extents must have been put
+ * before. Nodes that are paired may end in any order; the block node first is
+ * the usual one, since its I/O keeps extents busy.
  *
  * Return: 0, or -ETIMEDOUT (I/O is stuck in the kernel), or -EBUSY (extents
  * exist): the node then still exists, and no memory that the kernel may
@@ -390,7 +396,7 @@ int extent_fd_rw(const struct extent *ext);
  * RLIMIT_MEMLOCK allows; I/O on others works all the same. Call it before the
  * first extent is asked for.
  *
- * Return: 0, -EINVAL (kinds), -EBUSY (extents exist), -ENOSPC (8 already).
+ * Return: 0, -EINVAL (kinds), -EBUSY (extents exist), -ENOSPC (too many).
  */
 int node_pair(struct node *mem, struct node *blk);
 
@@ -598,5 +604,21 @@ void node_buf_del(struct node *n, void *addr);
 
 /** node_buf_busy() - is there an unreleased I/O on this memory? */
 bool node_buf_busy(const struct node *n, const void *addr, uint64_t len);
+
+/* ---- test builds ----------------------------------------------------------- */
+
+#ifdef KVMM_TEST_BUILD
+/**
+ * node_fault_set() - replace the table of injected I/O errors while running
+ * @spec:	rules as fault.h describes them; NULL or "": none
+ * @why:	a sentence about what is wrong with @spec; may be NULL
+ *
+ * Return: 0, or -EINVAL and the table is as it was.
+ */
+int node_fault_set(const char *spec, char *why, size_t len);
+
+/** node_fault_hits() - how often a rule has struck since then */
+uint64_t node_fault_hits(void);
+#endif
 
 #endif

@@ -16,6 +16,8 @@
  * @name:	"host", "nvme"; also how the fault table names it
  * @destroy:	see node_destroy(); frees @n when it returns 0
  *
+ * @unpair:	forget node.paired[@ix] of @mem, which is about to end
+ *
  * The others are as the node_*() call of that name says.
  */
 struct node_ops {
@@ -32,7 +34,7 @@ struct node_ops {
 				      uint32_t flags, extent_cb cb, void *arg);
 	int		(*extent_put)(struct extent *ext, extent_cb cb,
 				      void *arg);
-	int		(*pair)(struct node *mem, struct node *blk);
+	void		(*unpair)(struct node *mem, unsigned int ix);
 
 	int		(*slot_alloc)(struct node *n, uint32_t len,
 				      struct node_slot *slot);
@@ -60,6 +62,9 @@ struct node_ops {
 /** node_init() - fill in the common part; -EINVAL for a name that is too long */
 int node_init(struct node *n, const struct node_ops *ops, enum node_kind kind,
 	      const char *name, uint32_t id);
+
+/** node_unpair_all() - @n, of either kind, is about to end */
+void node_unpair_all(struct node *n);
 
 /** node_set_state() - change state and sentence, and tell the owner */
 void node_set_state(struct node *n, enum node_state state,

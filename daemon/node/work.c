@@ -233,7 +233,8 @@ int work_destroy(struct work_pool *p, uint64_t deadline_ns)
 	while (work_pending(p)) {
 		struct pollfd pfd = { .fd = p->efd, .events = POLLIN };
 
-		if (work_sleep(p, true) || work_poll(p, 0))
+		work_sleep(p, true);
+		if (work_poll(p, 0))
 			continue;
 		if (deadline_past(deadline_ns))
 			return -ETIMEDOUT;

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nvme.h - the slot store's inside; for the nvme_*.c files only
+ *
+ *	nvme.c		making, ending, the loop's entry points, status
+ *	nvme_open.c	start-up: open, lock, superblock; the watch on the file
+ *	nvme_io.c	an I/O's life: queues, start, checksum, deadline, end
+ *	nvme_health.c	states of the device, probes, zero-writing, estimates
+ *	nvme_slots.c	which bytes are free
+ *	nvme_uring.c	engine: io_uring
+ *	nvme_threads.c	engine: pread and pwrite on workers
+ */
+#ifndef KVMM_DAEMON_NODE_NVME_H
+#define KVMM_DAEMON_NODE_NVME_H
+
+#include <stdatomic.h>
+
+#include "daemon/node/fault.h"
+#include "daemon/node/node_ops.h"
+#include "daemon/node/nvme_format.h"
+#include "daemon/node/nvme_slots.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/list.h"
+#include "ipc/base/lock.h"
+
+struct nvme;
+
+/* How much zero-writing does at once. */
+#define NVME_ZERO_BYTES		(1u << 20)
+
+/* A checksum of no more than this is computed on the loop's own thread: waking
+ * a worker costs as much. Guessed; `bench nvme` by page size would measure it. */
+#define NVME_CRC_INLINE		(32u << 10)
+
+/**
+ * enum io_stage - where an I/O is; node_io.priv.stage
+ * @IO_QUEUED:	on nvme.queue[prio]; nobody else knows of it
+ * @IO_ENDING:	was queued; @res is its result; on nvme.ending for the next poll
+ * @IO_STALLED:	started, held back by the fault table; on nvme.stalled
+ * @IO_FLYING:	the engine, a worker or both have it; on nvme.flying
+ * @IO_IDLE:	the caller's
+ */
+enum io_stage {
+	IO_IDLE,
+	IO_QUEUED,
+	IO_ENDING,
+	IO_STALLED,
+	IO_FLYING,
+};
+
+/* node_io.priv.parts: what must still end before the I/O does */
+#define IO_PART_ENGINE		0x1u
+#define IO_PART_CRC		0x2u
+
+/**
+ * struct nvme_engine_ops - who talks to the kernel
+ *
+ * @init:	at creation, before there is a file; 0 or -errno
+ * @set_file:	the file is open; called once, on the loop's thread
+ * @fini:	no I/O is in flight
+ * @start:	take an I/O; nothing is reported before @reap. Its length is
+ *		that of @len rounded up
+ * @flush:	give all taken to the kernel
+ * @reap:	call nvme_engine_done() for what has ended, at most @budget
+ * @cancel:	try to end an I/O early; it is reported by @reap all the same
+ * @fd:		what becomes readable when @reap has something to do, or -1
+ * @busy:	@flush could not do all; call it again soon
+ * @buf_add:	register memory; any thread; NULL: there is no such thing
+ * @buf_del:	any thread
+ */
+struct nvme_engine_ops {
+	const char	*name;
+	int		(*init)(struct nvme *nv);
+	int		(*set_file)(struct nvme *nv);
+	void		(*fini)(struct nvme *nv);
+	void		(*start)(struct nvme *nv, struct node_io *io);
+	void		(*flush)(struct nvme *nv);
+	unsigned int	(*reap)(struct nvme *nv, unsigned int budget);
+	void		(*cancel)(struct nvme *nv, struct node_io *io);
+	int		(*fd)(const struct nvme *nv);
+	bool		(*busy)(const struct nvme *nv);
+	int		(*buf_add)(struct nvme *nv, void *addr, uint64_t len);
+	void		(*buf_del)(struct nvme *nv, void *addr);
+};
+
+extern const struct nvme_engine_ops nvme_uring_ops;
+extern const struct nvme_engine_ops nvme_threads_ops;
+
+/**
+ * struct nvme_open - start-up and the watch on the file; nvme_open.c
+ * @work:	the job, one at a time, on nvme.aux
+ * @running:	a worker has it; all below is the worker's then
+ * @next_ns:	when to do the next step
+ * @lock_until:	how long to wait for the lock
+ * @err:	the job's result
+ * @msg:	the sentence for @err
+ * @fd:		the file, with the lock; -1
+ * @direct:	O_DIRECT
+ * @block:	a block device
+ * @created:	the file was made here
+ * @sparse:	the file system could not preallocate
+ * @super:	the superblock as it is on the medium now
+ * @nr_segs:	segments of the store
+ * @written:	one bit a segment: has been written as a whole
+ * @nlink:	what the watch saw
+ */
+struct nvme_open {
+	struct work		work;
+	bool			running;
+	uint64_t		next_ns;
+	uint64_t		lock_until;
+	int			err;
+	struct errmsg		msg;
+	int			fd;
+	bool			direct;
+	bool			block;
+	bool			created;
+	bool			sparse;
+	struct nvme_super	super;
+	uint32_t		nr_segs;
+	uint64_t		*written;
+	uint64_t		nlink;
+};
+
+/**
+ * struct nvme_health - is the device well? nvme_health.c
+ * @bad_row:	misses since the last good I/O
+ * @last_bad:	when the last miss was
+ * @next_probe:	when to probe next
+ * @probe:	the probe
+ * @probing:	it is out
+ * @probe_good:	its write was good, its read is to come
+ * @read_only:	a write said EROFS; until a probe's write succeeds
+ * @full:	a write said ENOSPC; until a slot is freed or @full_retry
+ * @full_retry:	then one write may try
+ */
+struct nvme_health {
+	uint32_t	bad_row;
+	uint64_t	last_bad;
+	uint64_t	next_probe;
+	struct node_io	probe;
+	bool		probing;
+	bool		read_only;
+	bool		full;
+	uint64_t	full_retry;
+};
+
+/**
+ * struct nvme_zero - zero-writing in the background; nvme_health.c
+ * @io:		the chunk under way
+ * @active:	it is out
+ * @seg:	its segment, -1: none
+ * @off:	next byte in it
+ * @next_ns:	when the next chunk may start
+ */
+struct nvme_zero {
+	struct node_io	io;
+	bool		active;
+	int		seg;
+	uint32_t	off;
+	uint64_t	next_ns;
+};
+
+/**
+ * struct nvme_rate - how fast one direction is
+ * @sum_bytes:	recent bytes, fading
+ * @sum_ns:	the time they took, fading
+ * @acc_bytes:	ended since @from
+ * @from:	when the device last had nothing more to say
+ * @best_ns:	shortest recent time of one I/O, slowly forgotten
+ */
+struct nvme_rate {
+	uint64_t	sum_bytes;
+	uint64_t	sum_ns;
+	uint64_t	acc_bytes;
+	uint64_t	from;
+	uint64_t	best_ns;
+};
+
+/**
+ * struct nvme - a slot store
+ * @opts:	with defaults filled in; @path is its own copy
+ * @pool:	the daemon's workers: checksums
+ * @aux:	workers of its own: system calls that may block for long
+ * @eng:	the engine; @eng_data is its own
+ * @fd:		the file description that the engine uses, = open.fd once
+ *		everything is in order; -1 before
+ * @epfd:	what the loop watches
+ * @unlinked:	the file has no name any more
+ * @drained:	destroy got as far as stopping the engine
+ * @break_crc:	test builds: accept what the checksum refuses
+ * @queue:	I/Os not started
+ * @queued:	their number
+ * @ending:	I/Os that were taken out of the queue and end at the next poll
+ * @stalled:	I/Os that the fault table holds back
+ * @flying:	I/Os that engine or workers have
+ * @inflight:	callers' I/Os that the engine has, or would have but for the
+ *		fault table
+ * @inflight_wb: of those, write-back
+ * @inflight_bytes: and their bytes by direction
+ * @nr_started:	callers' I/Os in @stalled and @flying: @inflight, and those that
+ *		only a checksum is missing from
+ * @nr_own:	the node's own I/Os that the engine has
+ * @row:	I/Os started since the last write-back
+ * @heap:	I/Os by @expire_ns; @heap_nr of @heap_max places
+ * @mem:	4 KiB for probes, then zeroes
+ * @fixed_bytes: registered memory; any thread
+ * @plain_bytes: memory that could not be; any thread
+ */
+struct nvme {
+	struct node		node;
+	struct nvme_opts	opts;
+	struct work_pool	*pool;
+	struct work_pool	*aux;
+	const struct nvme_engine_ops *eng;
+	void			*eng_data;
+	int			fd;
+	int			epfd;
+	bool			unlinked;
+	bool			drained;
+	bool			break_crc;
+	struct list		queue[NODE_NR_PRIOS];
+	uint32_t		queued;
+	struct list		ending;
+	struct list		stalled;
+	struct list		flying;
+	uint32_t		inflight;
+	uint32_t		inflight_wb;
+	uint64_t		inflight_bytes[2];
+	uint32_t		nr_started;
+	uint32_t		nr_own;
+	uint32_t		row;
+	struct node_io		**heap;
+	uint32_t		heap_nr;
+	uint32_t		heap_max;
+	struct slot_store	slots;
+	struct nvme_open	open;
+	struct nvme_health	health;
+	struct nvme_zero	zero;
+	struct nvme_rate	rate[2];
+	void			*mem;
+	_Atomic uint64_t	fixed_bytes;
+	_Atomic uint64_t	plain_bytes;
+};
+
+#define NVME_MAX_STARTED(depth)	(4 * (depth))
+
+#define NVME_MEM_BYTES		(NVME_PROBE_OFF + NVME_ZERO_BYTES)
+
+static inline struct nvme *to_nvme(const struct node *n)
+{
+	return container_of((struct node *)n, struct nvme, node);
+}
+
+/* What moves for @io. */
+static inline uint32_t io_bytes(const struct node_io *io)
+{
+	return (uint32_t)round_up(io->len, NODE_ALIGN);
+}
+
+/* Are there slots, is there a file? */
+static inline bool nvme_open_done(const struct nvme *nv)
+{
+	return nv->slots.seg;
+}
+
+/* nvme_open.c */
+void nvme_open_start(struct nvme *nv);
+void nvme_open_poll(struct nvme *nv, uint64_t now);
+uint64_t nvme_open_next(const struct nvme *nv);
+void nvme_open_fini(struct nvme *nv);
+
+/* nvme_io.c */
+int nvme_submit(struct node *n, struct node_io *io);
+int nvme_cancel(struct node *n, struct node_io *io);
+void nvme_raise(struct node *n, struct node_io *io, enum node_prio prio);
+void nvme_set_deadline(struct node *n, struct node_io *io,
+		       uint64_t deadline_ns);
+bool nvme_buf_busy(const struct node *n, const void *addr, uint64_t len);
+void nvme_start_queued(struct nvme *nv, uint64_t now);
+void nvme_end_queued(struct nvme *nv, bool reads_too, int result);
+void nvme_io_poll(struct nvme *nv, uint64_t now);
+uint64_t nvme_io_next(const struct nvme *nv);
+bool nvme_io_check(const struct nvme *nv);
+
+/* The node's own I/O: started at once, only @done is called, at its end. */
+void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now);
+
+/* End an I/O that the engine did not start, or took back, with @res: soon, from
+ * nvme_io_poll(), since now is no time for callbacks. */
+void nvme_end_soon(struct nvme *nv, struct node_io *io, int res);
+
+/* The engine has done with @io: bytes moved or -errno. */
+void nvme_engine_done(struct nvme *nv, struct node_io *io, int res);
+
+/* nvme_health.c */
+void nvme_miss(struct nvme *nv, const char *what, uint64_t now);
+void nvme_good(struct nvme *nv, enum node_dir dir);
+void nvme_refused(struct nvme *nv, int err, uint64_t now);
+void nvme_space_freed(struct nvme *nv);
+int nvme_admit(struct nvme *nv, enum node_dir dir, uint64_t now);
+void nvme_health_poll(struct nvme *nv, uint64_t now);
+uint64_t nvme_health_next(const struct nvme *nv);
+void nvme_rate_add(struct nvme *nv, const struct node_io *io, uint64_t now);
+bool nvme_writable(const struct node *n);
+uint32_t nvme_estimate_us(const struct node *n, enum node_dir dir,
+			  uint32_t len);
+
+#endif

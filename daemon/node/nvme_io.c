@@ -1,0 +1,615 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The life of an I/O.
+ *
+ *	submit -> QUEUED -> FLYING ------------------------> IDLE
+ *	             |        |  ^                            ^
+ *	             |        v  | (fault table)              |
+ *	             |       STALLED -------------------------|
+ *	             `-> ENDING (cancelled, device gone) -----'
+ *
+ * Queues, one a priority, are served in order, but every eighth start is a
+ * write-back's: demotion that never gets a turn ends in allocations that wait.
+ * And write-back has at most three quarters of the depth, so that a read that
+ * somebody waits for need not wait for a write to end.
+ *
+ * An I/O has up to two parts that run side by side: the engine's transfer and
+ * the checksum of the data (on a worker, or right here when it is short). A
+ * write needs both in any order; a read's checksum begins when its data are
+ * there. It ends when no part is left.
+ *
+ * Deadlines are one heap. An I/O that is still queued ends at its deadline. One
+ * that the kernel has cannot be taken back, whatever io_uring's cancel says in
+ * better cases: at its deadline the caller gets its answer, and the I/O stays
+ * in flight, with memory and slot, until the kernel is done with it ("late").
+ * Apart from the caller's deadline the device has one of its own, io_timeout
+ * from the start: only missing that one counts against the device.
+ *
+ * Callbacks may hand in, cancel and raise I/O. So no list is walked across a
+ * callback: each loop takes the first entry until none is left.
+ */
+#include <assert.h>
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/node/nvme.h"
+#include "kernels/kernels.h"
+
+#define WRITEBACK_SHARE	8	/* at least one start in so many */
+
+/* ---- the heap ------------------------------------------------------------ */
+
+static void heap_place(struct nvme *nv, uint32_t ix, struct node_io *io)
+{
+	nv->heap[ix] = io;
+	io->priv.heap_ix = ix + 1;
+}
+
+static void heap_sift(struct nvme *nv, uint32_t ix, struct node_io *io)
+{
+	while (ix && nv->heap[(ix - 1) / 2]->priv.expire_ns >
+		     io->priv.expire_ns) {
+		heap_place(nv, ix, nv->heap[(ix - 1) / 2]);
+		ix = (ix - 1) / 2;
+	}
+	for (;;) {
+		uint32_t kid = 2 * ix + 1;
+
+		if (kid >= nv->heap_nr)
+			break;
+		if (kid + 1 < nv->heap_nr &&
+		    nv->heap[kid + 1]->priv.expire_ns <
+		    nv->heap[kid]->priv.expire_ns)
+			kid++;
+		if (nv->heap[kid]->priv.expire_ns >= io->priv.expire_ns)
+			break;
+		heap_place(nv, ix, nv->heap[kid]);
+		ix = kid;
+	}
+	heap_place(nv, ix, io);
+}
+
+/* Add, or move to a new deadline. */
+static void heap_set(struct nvme *nv, struct node_io *io, uint64_t expire_ns)
+{
+	io->priv.expire_ns = expire_ns;
+	if (!io->priv.heap_ix) {
+		assert(nv->heap_nr < nv->heap_max);
+		nv->heap_nr++;
+		io->priv.heap_ix = nv->heap_nr;
+	}
+	heap_sift(nv, io->priv.heap_ix - 1, io);
+}
+
+static void heap_del(struct nvme *nv, struct node_io *io)
+{
+	uint32_t ix = io->priv.heap_ix - 1;
+	struct node_io *last;
+
+	if (!io->priv.heap_ix)
+		return;
+	io->priv.heap_ix = 0;
+	last = nv->heap[--nv->heap_nr];
+	if (last != io)
+		heap_sift(nv, ix, last);
+}
+
+/* ---- the checksum -------------------------------------------------------- */
+
+static void crc_work_fn(struct work *w)
+{
+	struct node_io *io = container_of(w, struct node_io, priv.crc_work);
+
+	io->priv.data_crc = kvmm_crc32c(0, io->addr, io->len);
+}
+
+static void io_finish(struct nvme *nv, struct node_io *io);
+
+static void crc_work_done(struct work *w)
+{
+	struct node_io *io = container_of(w, struct node_io, priv.crc_work);
+
+	io->priv.parts &= (uint8_t)~IO_PART_CRC;
+	if (!io->priv.parts)
+		io_finish(to_nvme(io->priv.node), io);
+}
+
+/* Compute it here and now, or have IO_PART_CRC outstanding. */
+static void crc_start(struct nvme *nv, struct node_io *io)
+{
+	if (io->len <= NVME_CRC_INLINE) {
+		io->priv.data_crc = kvmm_crc32c(0, io->addr, io->len);
+		return;
+	}
+	io->priv.parts |= IO_PART_CRC;
+	io->priv.crc_work.fn = crc_work_fn;
+	io->priv.crc_work.done = crc_work_done;
+	work_submit(nv->pool, &io->priv.crc_work);
+}
+
+static uint32_t ident_crc(const struct node_io *io)
+{
+	struct nvme_ident_tail tail = {
+		.seq	= io->slot.seq,
+		.len	= io->len,
+	};
+
+	return kvmm_crc32c(kvmm_crc32c(0, io->ident, io->ident_len),
+			   &tail, sizeof(tail));
+}
+
+/* ---- ends ---------------------------------------------------------------- */
+
+/* The last thing that is done to an I/O: afterwards it is the caller's. */
+static void io_end(struct node_io *io, int result)
+{
+	list_del(&io->priv.list);
+	io->priv.stage = IO_IDLE;
+	io->result = result;
+	if (!io->late)
+		io->done(io, result);
+	io->release(io);
+}
+
+/* Count an error of the engine's; returns what the caller is told. */
+static int io_error(struct nvme *nv, struct node_io *io, int res)
+{
+	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
+	uint64_t now = now_ns();
+	const char *what = io->dir == NODE_WRITE ? "write" : "read";
+
+	switch (res) {
+	case -ECANCELED:
+		return res;		/* by us, after its deadline */
+	case -EROFS:
+	case -EPERM:
+		st->erofs++;
+		if (io->dir == NODE_WRITE)
+			nvme_refused(nv, -EROFS, now);
+		return -EROFS;
+	case -ENOSPC:
+	case -EDQUOT:
+	case -EFBIG:
+		st->enospc++;
+		if (io->dir == NODE_WRITE)
+			nvme_refused(nv, -ENOSPC, now);
+		return -ENOSPC;
+	case -ENODATA:
+		st->enodata++;
+		slots_mark_bad(&nv->slots, &io->slot);
+		break;
+	case -EIO:
+	case -EILSEQ:
+	case -EREMOTEIO:
+	case -EBADE:
+	case -EUCLEAN:
+		st->eio++;
+		slots_mark_bad(&nv->slots, &io->slot);
+		break;
+	default:
+		if (res >= 0) {
+			st->nr_short++;
+			slots_mark_bad(&nv->slots, &io->slot);
+		} else {
+			st->other++;
+		}
+		break;
+	}
+	if (!io->late)
+		nvme_miss(nv, what, now);
+	return -EIO;
+}
+
+/* No part is left. */
+static void io_finish(struct nvme *nv, struct node_io *io)
+{
+	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
+	int res = io->priv.res;
+	uint32_t crc;
+
+	heap_del(nv, io);
+	nv->nr_started--;
+	if (res != (int)io_bytes(io)) {
+		io_end(io, io_error(nv, io, res));
+		return;
+	}
+	crc = kvmm_crc32c_combine(io->priv.ident_crc, io->priv.data_crc,
+				  io->len);
+	if (io->dir == NODE_WRITE) {
+		io->crc = crc;
+	} else if (crc != io->crc && !nv->break_crc) {
+		nv->node.stats.crc_bad++;
+		slots_mark_bad(&nv->slots, &io->slot);
+		if (!io->late)
+			nvme_miss(nv, "checksum", now_ns());
+		io_end(io, -EBADMSG);
+		return;
+	}
+	st->ios++;
+	st->bytes += io_bytes(io);
+	st->data_bytes += io->len;
+	if (io->priv.buf_ix >= 0)
+		nv->node.stats.fixed_ios++;
+	if (!io->late)
+		nvme_good(nv, io->dir);
+	io_end(io, 0);
+}
+
+static void own_done(struct nvme *nv, struct node_io *io, int res)
+{
+	nv->nr_own--;
+	heap_del(nv, io);
+	list_del(&io->priv.list);
+	io->priv.stage = IO_IDLE;
+	io->done(io, res == (int)io_bytes(io) ? 0 : res < 0 ? res : -EIO);
+}
+
+void nvme_engine_done(struct nvme *nv, struct node_io *io, int res)
+{
+	io->priv.parts &= (uint8_t)~IO_PART_ENGINE;
+	io->priv.res = res;
+	if (io->priv.internal) {
+		own_done(nv, io, res);
+		return;
+	}
+	nv->inflight--;
+	nv->inflight_wb -= io->prio == NODE_PRIO_WRITEBACK;
+	nv->inflight_bytes[io->dir] -= io_bytes(io);
+	nv->node.stats.dir[io->dir].inflight--;
+	nv->node.stats.dir[io->dir].queued_bytes -= io_bytes(io);
+	if (res == (int)io_bytes(io)) {
+		nvme_rate_add(nv, io, now_ns());
+		if (io->dir == NODE_READ) {
+			if (io->priv.fault == FAULT_FLIP)
+				((uint8_t *)io->addr)[io->len / 2] ^= 1;
+			crc_start(nv, io);
+		}
+	}
+	if (!io->priv.parts)
+		io_finish(nv, io);
+}
+
+/* ---- starts -------------------------------------------------------------- */
+
+/* Give @io to the engine, unless the fault table has other plans for it. */
+static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
+{
+	struct fault f = { .how = FAULT_NONE };
+
+	io->priv.stage = IO_FLYING;
+	io->priv.start_ns = now;
+	io->priv.parts = IO_PART_ENGINE;
+	io->priv.buf_ix = -1;
+	io->priv.res = 0;
+	fault_ask(&nv->node, io->dir == NODE_WRITE ? FAULT_WRITE : FAULT_READ,
+		  io->priv.internal, &f);
+	io->priv.fault = (uint8_t)f.how;
+	io->priv.due_ns = now;
+	switch (f.how) {
+	case FAULT_NONE:
+	case FAULT_FLIP:
+		list_move_tail(&nv->flying, &io->priv.list);
+		nv->eng->start(nv, io);
+		return;
+	case FAULT_ERROR:
+		io->priv.res = -f.err;
+		break;
+	case FAULT_SHORT:
+		io->priv.res = (int)(io_bytes(io) / 2);
+		break;
+	case FAULT_DROP:
+		io->priv.res = (int)io_bytes(io);
+		break;
+	case FAULT_STALL:
+		io->priv.due_ns = now + f.ms * NSEC_PER_MSEC;
+		break;
+	}
+	io->priv.stage = IO_STALLED;
+	list_move_tail(&nv->stalled, &io->priv.list);
+}
+
+void nvme_end_soon(struct nvme *nv, struct node_io *io, int res)
+{
+	io->priv.fault = FAULT_ERROR;
+	io->priv.res = res;
+	io->priv.due_ns = 0;
+	io->priv.stage = IO_STALLED;
+	list_move_tail(&nv->stalled, &io->priv.list);
+}
+
+static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
+{
+	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
+	uint64_t expire = now + nv->opts.io_timeout_ns;
+
+	if (io->deadline_ns)
+		expire = min(expire, io->deadline_ns);
+	heap_set(nv, io, expire);
+	nv->queued--;
+	nv->nr_started++;
+	nv->inflight++;
+	nv->inflight_wb += io->prio == NODE_PRIO_WRITEBACK;
+	nv->inflight_bytes[io->dir] += io_bytes(io);
+	st->queued--;
+	st->inflight++;
+	if (!nv->rate[io->dir].from || st->inflight == 1)
+		nv->rate[io->dir].from = now;
+	io->priv.ident_crc = ident_crc(io);
+	io_launch(nv, io, now);
+	if (io->dir == NODE_WRITE)
+		crc_start(nv, io);
+}
+
+void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now)
+{
+	io->priv.node = &nv->node;
+	io->priv.internal = true;
+	io->late = false;
+	list_init(&io->priv.list);
+	nv->nr_own++;
+	heap_set(nv, io, now + nv->opts.io_timeout_ns);
+	io_launch(nv, io, now);
+}
+
+static struct node_io *queue_pick(const struct nvme *nv)
+{
+	const struct list *wb = &nv->queue[NODE_PRIO_WRITEBACK];
+	uint32_t wb_max = max(nv->opts.depth * 3 / 4, 1u);
+	bool wb_may = !list_empty(wb) && nv->inflight_wb < wb_max;
+
+	if (wb_may && nv->row >= WRITEBACK_SHARE - 1)
+		return list_first(wb, struct node_io, priv.list);
+	for (int p = 0; p < NODE_PRIO_WRITEBACK; p++)
+		if (!list_empty(&nv->queue[p]))
+			return list_first(&nv->queue[p], struct node_io,
+					  priv.list);
+	return wb_may ? list_first(wb, struct node_io, priv.list) : NULL;
+}
+
+/*
+ * The next to start, or NULL. Besides the device's depth the I/Os whose
+ * checksums are not done yet are bounded, so that the device cannot run away
+ * from the workers.
+ */
+static struct node_io *next_start(const struct nvme *nv)
+{
+	if (nv->inflight >= nv->opts.depth ||
+	    nv->nr_started >= NVME_MAX_STARTED(nv->opts.depth))
+		return NULL;
+	return queue_pick(nv);
+}
+
+void nvme_start_queued(struct nvme *nv, uint64_t now)
+{
+	struct node_io *io;
+
+	while ((io = next_start(nv))) {
+		if (io->prio == NODE_PRIO_WRITEBACK)
+			nv->row = 0;
+		else
+			nv->row++;
+		io_start(nv, io, now);
+	}
+}
+
+/* ---- calls --------------------------------------------------------------- */
+
+int nvme_submit(struct node *n, struct node_io *io)
+{
+	struct nvme *nv = to_nvme(n);
+	struct node_dir_stats *st = &n->stats.dir[io->dir];
+	uint64_t now = now_ns();
+	int err = nvme_admit(nv, io->dir, now);
+
+	if (!err && nv->queued >= nv->opts.queue_max)
+		err = -EAGAIN;
+	if (!err && io->deadline_ns && io->deadline_ns <= now)
+		err = -ETIMEDOUT;
+	if (err) {
+		st->refused++;
+		return err;
+	}
+	if (slots_bytes(&nv->slots, &io->slot) < io->len)
+		return -EINVAL;
+
+	memset(&io->priv, 0, sizeof(io->priv));
+	io->priv.node = n;
+	io->priv.stage = IO_QUEUED;
+	io->late = false;
+	io->result = 0;
+	list_add_tail(&nv->queue[io->prio], &io->priv.list);
+	heap_set(nv, io, io->deadline_ns ? io->deadline_ns :
+			 now + nv->opts.queue_timeout_ns);
+	nv->queued++;
+	st->queued++;
+	st->queued_bytes += io_bytes(io);
+	return 0;
+}
+
+/* Out of the queue; it ends with @result at the next poll. */
+static void queue_leave(struct nvme *nv, struct node_io *io, int result)
+{
+	heap_del(nv, io);
+	nv->queued--;
+	nv->node.stats.dir[io->dir].queued--;
+	nv->node.stats.dir[io->dir].queued_bytes -= io_bytes(io);
+	list_move_tail(&nv->ending, &io->priv.list);
+	io->priv.stage = IO_ENDING;
+	io->priv.res = result;
+}
+
+void nvme_end_queued(struct nvme *nv, bool reads_too, int result)
+{
+	struct node_io *io, *tmp;
+
+	for (int p = 0; p < NODE_NR_PRIOS; p++)
+		list_for_each_entry_safe(io, tmp, &nv->queue[p], priv.list)
+			if (reads_too || io->dir == NODE_WRITE)
+				queue_leave(nv, io, result);
+}
+
+int nvme_cancel(struct node *n, struct node_io *io)
+{
+	struct nvme *nv = to_nvme(n);
+
+	if (io->priv.stage != IO_QUEUED)
+		return -EALREADY;
+	n->stats.dir[io->dir].cancelled++;
+	queue_leave(nv, io, -ECANCELED);
+	return 0;
+}
+
+void nvme_raise(struct node *n, struct node_io *io, enum node_prio prio)
+{
+	if (io->priv.stage != IO_QUEUED)
+		return;
+	io->prio = prio;
+	list_move_tail(&to_nvme(n)->queue[prio], &io->priv.list);
+}
+
+void nvme_set_deadline(struct node *n, struct node_io *io,
+		       uint64_t deadline_ns)
+{
+	struct nvme *nv = to_nvme(n);
+	uint64_t expire = deadline_ns ? deadline_ns : DEADLINE_NONE;
+
+	switch (io->priv.stage) {
+	case IO_QUEUED:
+		if (!deadline_ns)
+			expire = now_ns() + nv->opts.queue_timeout_ns;
+		break;
+	case IO_STALLED:
+	case IO_FLYING:
+		if (io->late)
+			return;
+		expire = min(expire,
+			     io->priv.start_ns + nv->opts.io_timeout_ns);
+		break;
+	default:
+		return;
+	}
+	io->deadline_ns = deadline_ns;
+	heap_set(nv, io, expire);
+}
+
+static bool list_busy(const struct list *head, const char *from, const char *to)
+{
+	const struct node_io *io;
+
+	list_for_each_entry(io, head, priv.list) {
+		const char *addr = io->addr;
+
+		if (addr < to && addr + io_bytes(io) > from)
+			return true;
+	}
+	return false;
+}
+
+bool nvme_buf_busy(const struct node *n, const void *addr, uint64_t len)
+{
+	const struct nvme *nv = to_nvme(n);
+	const char *from = addr;
+	const char *to = from + len;
+
+	for (int p = 0; p < NODE_NR_PRIOS; p++)
+		if (list_busy(&nv->queue[p], from, to))
+			return true;
+	return list_busy(&nv->ending, from, to) ||
+	       list_busy(&nv->stalled, from, to) ||
+	       list_busy(&nv->flying, from, to);
+}
+
+/* ---- the loop's part ------------------------------------------------------ */
+
+/* Injected faults whose time has come. */
+static void stalled_poll(struct nvme *nv, uint64_t now)
+{
+	struct list due;
+	struct node_io *io, *tmp;
+
+	list_init(&due);
+	list_for_each_entry_safe(io, tmp, &nv->stalled, priv.list)
+		if (io->priv.due_ns <= now)
+			list_move_tail(&due, &io->priv.list);
+	while ((io = list_first(&due, struct node_io, priv.list))) {
+		list_move_tail(&nv->flying, &io->priv.list);
+		io->priv.stage = IO_FLYING;
+		if (io->priv.fault == FAULT_STALL)
+			nv->eng->start(nv, io);
+		else
+			nvme_engine_done(nv, io, io->priv.res);
+	}
+}
+
+static void io_expire(struct nvme *nv, struct node_io *io, uint64_t now)
+{
+	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
+	uint64_t device = io->priv.start_ns + nv->opts.io_timeout_ns;
+	bool first = !io->late;
+
+	if (io->priv.stage == IO_QUEUED) {
+		st->expired++;
+		queue_leave(nv, io, -ETIMEDOUT);
+		return;
+	}
+	io->late = true;
+	if (now < device) {
+		heap_set(nv, io, device);
+	} else {
+		heap_del(nv, io);
+		if (io->priv.parts & IO_PART_ENGINE)
+			nvme_miss(nv, "timeout", now);
+	}
+	if (!first)
+		return;
+	if (io->priv.stage == IO_FLYING && io->priv.parts & IO_PART_ENGINE)
+		nv->eng->cancel(nv, io);
+	if (io->priv.internal)
+		return;
+	st->late++;
+	io->done(io, -ETIMEDOUT);
+}
+
+void nvme_io_poll(struct nvme *nv, uint64_t now)
+{
+	struct node_io *io;
+
+	stalled_poll(nv, now);
+	while (nv->heap_nr && nv->heap[0]->priv.expire_ns <= now)
+		io_expire(nv, nv->heap[0], now);
+	while ((io = list_first(&nv->ending, struct node_io, priv.list)))
+		io_end(io, io->priv.res);
+}
+
+uint64_t nvme_io_next(const struct nvme *nv)
+{
+	uint64_t next = nv->heap_nr ? nv->heap[0]->priv.expire_ns :
+				      DEADLINE_NONE;
+	const struct node_io *io;
+
+	if (!list_empty(&nv->ending) || next_start(nv))
+		return 0;
+	list_for_each_entry(io, &nv->stalled, priv.list)
+		next = min(next, io->priv.due_ns);
+	return next;
+}
+
+bool nvme_io_check(const struct nvme *nv)
+{
+	unsigned long queued = 0;
+
+	for (int p = 0; p < NODE_NR_PRIOS; p++)
+		queued += list_count(&nv->queue[p]);
+	for (uint32_t i = 0; i < nv->heap_nr; i++) {
+		if (nv->heap[i]->priv.heap_ix != i + 1)
+			return false;
+		if (i && nv->heap[(i - 1) / 2]->priv.expire_ns >
+			 nv->heap[i]->priv.expire_ns)
+			return false;
+	}
+	return queued == nv->queued && nv->inflight_wb <= nv->inflight &&
+	       nv->inflight <= nv->opts.depth &&
+	       nv->inflight <= nv->nr_started &&
+	       nv->nr_started + nv->nr_own ==
+	       list_count(&nv->stalled) + list_count(&nv->flying);
+}
