@@ -321,3 +321,9 @@ void index_clear(struct mm_space *sp, const struct page *pg, uint8_t node)
 	line_clear(l);
 	sp->index_used--;
 }
+
+/* Here, since index_grew() is what it is for: that has only the space. */
+void *mm_space_arg(const struct mm_space *sp)
+{
+	return sp->mm->o.ops_arg;
+}

@@ -215,6 +215,8 @@ void mm_detach(struct mm_client *c, struct mm_space *sp);
 /** mm_space_get() - by its index in the header; NULL */
 struct mm_space *mm_space_get(struct mm *mm, uint32_t ix);
 uint32_t mm_space_ix(const struct mm_space *sp);
+/** mm_space_arg() - the ops_arg of its mm */
+void *mm_space_arg(const struct mm_space *sp);
 const uint8_t *mm_space_id(const struct mm_space *sp);	/* 32 bytes */
 const struct desc *mm_space_desc(const struct mm_space *sp);
 const char *mm_space_tenant(const struct mm_space *sp);
