@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a process holds; see leak.h. */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "tests/lib/leak.h"
+#include "tests/lib/proc.h"
+
+static int count_fds(pid_t pid, struct leak *l)
+{
+	char path[64], to[256];
+	struct dirent *de;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+	dir = opendir(path);
+	if (!dir)
+		return -errno;
+	while ((de = readdir(dir))) {
+		ssize_t n;
+
+		if (!isdigit((unsigned char)de->d_name[0]))
+			continue;
+		l->fds++;
+		n = readlinkat(dirfd(dir), de->d_name, to, sizeof(to) - 1);
+		if (n <= 0)
+			continue;
+		to[n] = '\0';
+		l->memfds += !strncmp(to, "/memfd:", 7);
+	}
+	/* our own look is one of them */
+	if (pid == getpid())
+		l->fds--;
+	closedir(dir);
+	return 0;
+}
+
+/* Anonymous memory comes and goes with malloc(); files and devices do not. */
+static int count_maps(pid_t pid, struct leak *l)
+{
+	char path[64], line[512];
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/maps", pid);
+	f = fopen(path, "re");
+	if (!f)
+		return -errno;
+	while (fgets(line, sizeof(line), f)) {
+		if (strstr(line, "/memfd:")) {
+			l->shm_maps++;
+			l->maps++;
+		} else if (strstr(line, "anon_inode:") ||
+			   strstr(line, "/dev/")) {
+			l->maps++;
+		}
+	}
+	fclose(f);
+	return 0;
+}
+
+static long count_words(const char *path)
+{
+	char text[4096];
+	size_t n, i;
+	long words = 0;
+	FILE *f = fopen(path, "re");
+
+	if (!f)
+		return 0;
+	n = fread(text, 1, sizeof(text), f);
+	fclose(f);
+	for (i = 0; i < n; i++)
+		words += isdigit((unsigned char)text[i]) &&
+			 (!i || !isdigit((unsigned char)text[i - 1]));
+	return words;
+}
+
+static long count_entries(const char *path)
+{
+	struct dirent *de;
+	long n = 0;
+	DIR *dir = opendir(path);
+
+	if (!dir)
+		return 0;
+	while ((de = readdir(dir)))
+		n += de->d_name[0] != '.';
+	closedir(dir);
+	return n;
+}
+
+int leak_look(pid_t pid, struct leak *l)
+{
+	char path[64];
+	int err;
+
+	memset(l, 0, sizeof(*l));
+	if (!pid)
+		pid = getpid();
+	err = count_fds(pid, l);
+	if (!err)
+		err = count_maps(pid, l);
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	l->threads = count_entries(path);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
+	l->children = count_words(path);
+	l->dev_shm = count_entries("/dev/shm");
+	return err;
+}
+
+bool leak_same(const struct leak *then, const struct leak *now, char *why,
+	       size_t len)
+{
+	const struct {
+		const char *name;
+		long then, now;
+	} what[] = {
+		{ "fds", then->fds, now->fds },
+		{ "memfds", then->memfds, now->memfds },
+		{ "maps", then->maps, now->maps },
+		{ "mapped memfds", then->shm_maps, now->shm_maps },
+		{ "threads", then->threads, now->threads },
+		{ "children", then->children, now->children },
+		{ "files in /dev/shm", then->dev_shm, now->dev_shm },
+	};
+	size_t i, at = 0;
+
+	why[0] = '\0';
+	for (i = 0; i < sizeof(what) / sizeof(what[0]); i++)
+		if (what[i].then != what[i].now && at < len)
+			at += (size_t)snprintf(why + at, len - at,
+					       " %s %ld, were %ld;",
+					       what[i].name, what[i].now,
+					       what[i].then);
+	return !why[0];
+}
+
+static bool look_same(pid_t pid, const struct leak *then, char *why, size_t len)
+{
+	struct leak now;
+
+	T_OK(leak_look(pid, &now));
+	return leak_same(then, &now, why, len);
+}
+
+void leak_settle(pid_t pid, const struct leak *then, unsigned int ms)
+{
+	struct t_wait w = t_wait_begin(ms);
+	char why[512];
+
+	while (!look_same(pid, then, why, sizeof(why)))
+		if (!t_wait_more(&w))
+			t_fail(__FILE__, __LINE__, "process %d still holds:%s",
+			       pid, why);
+}
