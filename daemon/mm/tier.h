@@ -69,6 +69,21 @@ typedef enum kvmm_policy_answer pool_offer_fn(struct mm_pool *p,
 uint32_t pool_select(struct mm_pool *p, uint32_t want, uint32_t max_scan,
 		     pool_offer_fn *fn, void *arg);
 
+/* -- reclaim.c --------------------------------------------------------------- */
+
+/* May @pg's copy on the block node @nd go without loss to what hangs on it? */
+bool slot_evictable(const struct page *pg, const struct mm_node *nd);
+/* Drop a memory copy, a READY one below being its heir. False: it is held. */
+bool copy_drop_clean(struct page *pg, struct mm_node *nd);
+/*
+ * Drop a memory copy with nothing below it: the last one only of a page without
+ * children. False: it is held, or has some.
+ */
+bool copy_drop_last(struct page *pg, struct mm_node *nd);
+/* Evict a leaf under @pg, and what becomes a leaf by that; at most @max. */
+unsigned int tree_reclaim(struct page *pg, struct mm_node *nd,
+			  unsigned int max);
+
 /* -- drop.c ------------------------------------------------------------------ */
 
 /*
@@ -85,6 +100,12 @@ void copy_unref(struct page *pg, struct mm_node *nd);
  * there. Pages that are nowhere then take theirs with them.
  */
 void copy_drop_tree(struct page *pg, struct mm_node *nd);
+/*
+ * Could copy_drop_tree() end all of it now, no page of it being in use, and no
+ * page in memory lose its parent by it? Takes what it looked at from @budget;
+ * more than that is a no.
+ */
+bool copy_tree_may_go(struct page *pg, struct mm_node *nd, uint32_t *budget);
 
 /* -- writeback.c -------------------------------------------------------------- */
 
@@ -99,6 +120,13 @@ bool node_takes(const struct mm_node *lo);
 /* And has it all it can swallow for the moment? */
 bool node_full_of_writes(const struct mm_node *lo);
 uint64_t writeback_run(struct mm *mm, uint64_t now);
+/* Take back what has not been started. */
+void writeback_stop(struct mm *mm);
+
+/* -- fetch.c ----------------------------------------------------------------- */
+
+/* End what waits, take back what has not been started. */
+void fetch_stop(struct mm *mm);
 
 /* -- evacuate.c -------------------------------------------------------------- */
 uint64_t evacuate_run(struct mm *mm, uint64_t now);

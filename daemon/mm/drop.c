@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How copies end, and what ends with them.
+ *
+ * A memory copy ends by isolation only: pinned or referenced, it stays. A block
+ * copy ends when no I/O uses its slot; until then it is COPY_DOOMED: nobody
+ * reads from it or counts on it, and whoever drops the last use of it
+ * (copy_unref(), the release of a write) lets it go.
+ *
+ * Closure. A block copy that is lost takes the copies of its descendants on that
+ * node with it: what hangs on a page that is not there could not be hit after a
+ * restart. A page that is nowhere any more takes its descendants with it
+ * everywhere. Those that are pinned cannot go; they turn PAGE_BAD, which nobody
+ * finds, and go at the first look after their last unpin (reclaim.c). That is
+ * the price of an unreadable head, and it is paid at once and in one piece: such
+ * a tree is lost together or not at all.
+ *
+ * Trees are walked children first by the links that pages have anyway; no stack,
+ * no memory, no depth that a client could choose.
+ */
+#include "daemon/mm/tier.h"
+
+/* -- walking a tree ---------------------------------------------------------- */
+
+typedef bool tree_fn(struct page *pg, struct mm_node *nd, void *arg);
+
+/* Does the walk go to @pg? @nd NULL: everywhere, else where it has a copy. */
+static bool tree_takes(const struct page *pg, const struct mm_node *nd)
+{
+	return !nd || pg->copy[nd->ix].state != COPY_NONE;
+}
+
+/* The first child at or behind @l that the walk goes to. */
+static struct page *tree_child(struct page *parent, struct list *l,
+			       const struct mm_node *nd)
+{
+	for (; l != &parent->children; l = l->next) {
+		struct page *pg = list_entry(l, struct page, sibling);
+
+		if (tree_takes(pg, nd))
+			return pg;
+	}
+	return NULL;
+}
+
+static struct page *tree_leaf(struct page *pg, const struct mm_node *nd)
+{
+	struct page *child;
+
+	while ((child = tree_child(pg, pg->children.next, nd)))
+		pg = child;
+	return pg;
+}
+
+/*
+ * Call @fn for @root and all below it, children first. @fn may free the page it
+ * is called for, and no other. It ends the walk with false.
+ */
+static bool tree_walk(struct page *root, struct mm_node *nd, tree_fn *fn,
+		      void *arg)
+{
+	struct page *pg = tree_leaf(root, nd);
+
+	for (;;) {
+		struct page *parent = pg->parent, *next = NULL;
+		bool last = pg == root;
+
+		if (!last)
+			next = tree_child(parent, pg->sibling.next, nd);
+		if (!fn(pg, nd, arg))
+			return false;
+		if (last)
+			return true;
+		pg = next ? tree_leaf(next, nd) : parent;
+	}
+}
+
+/* -- one copy ---------------------------------------------------------------- */
+
+/* Its slot is free, its state NONE. The page stays, even without a copy. */
+static void block_end(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+
+	if (c->state == COPY_WRITING)
+		wback_free(c);
+	slot_put(pg, nd);
+	copy_set_state(pg, nd, COPY_NONE);
+}
+
+static bool block_in_use(const struct copy *c)
+{
+	return c->refs || (c->state == COPY_WRITING && !wback_over(c));
+}
+
+/* Isolated, put: the state is NONE. The page stays, even without a copy. */
+static bool memory_end(struct page *pg, struct mm_node *nd)
+{
+	struct mm_pool *p = page_pool(pg, nd);
+	uint32_t f = page_copy(pg, nd)->frame;
+
+	if (!frame_isolate(p, f))
+		return false;
+	frame_put(p, f);
+	return true;
+}
+
+/* End a copy, or see to it that it ends. True when it is NONE. */
+static bool copy_end(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+
+	if (c->state == COPY_NONE)
+		return true;
+	if (nd->mem && c->state == COPY_READY)
+		return memory_end(pg, nd);
+	if (nd->mem || block_in_use(c)) {
+		copy_doom(pg, nd);
+		return false;
+	}
+	block_end(pg, nd);
+	return true;
+}
+
+/* Has it a copy that is there or coming, and not about to go? */
+static bool page_alive(const struct page *pg)
+{
+	unsigned int i;
+
+	for (i = 0; i < pg->space->mm->nr_nodes; i++)
+		if (pg->copy[i].state != COPY_NONE &&
+		    !(pg->copy[i].flags & COPY_DOOMED))
+			return true;
+	return false;
+}
+
+/* -- whole trees ------------------------------------------------------------- */
+
+/*
+ * A pinned page that nobody finds any more: to the front of its pool's dirty
+ * list, where reclaim looks for it (bury() in reclaim.c).
+ */
+static void page_zombie(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+
+	if (nd->mem && !list_empty(&c->link))
+		list_move(&page_pool(pg, nd)->dirty, &c->link);
+}
+
+static bool condemn_one(struct page *pg, struct mm_node *unused, void *root)
+{
+	struct mm *mm = pg->space->mm;
+	unsigned int i;
+
+	page_set_bad(pg);
+	for (i = 0; i < mm->nr_nodes; i++) {
+		struct mm_node *nd = &mm->node[i];
+
+		if (page_copy(pg, nd)->state == COPY_NONE)
+			continue;
+		if (copy_end(pg, nd) && pg != root)
+			nd->c.pgdrop_orphan++;
+	}
+	/* now that what lay below is gone or doomed, the rest is dirty */
+	for (i = 0; i < mm->nr_nodes; i++)
+		page_zombie(pg, &mm->node[i]);
+	page_put(pg);
+	return true;
+}
+
+/* @pg is nowhere, or as good as: its descendants go everywhere. */
+static void condemn_children(struct page *pg)
+{
+	struct list *l, *next;
+
+	if (!(pg->flags & PAGE_FULL))
+		return;
+	for (l = pg->children.next; l != &pg->children; l = next) {
+		next = l->next;
+		tree_walk(list_entry(l, struct page, sibling), NULL,
+			  condemn_one, NULL);
+	}
+}
+
+static void page_gone(struct page *pg)
+{
+	if (pg->nr_copies)
+		return;
+	condemn_children(pg);
+	page_put(pg);
+}
+
+void page_drop_all(struct page *pg)
+{
+	condemn_children(pg);
+	condemn_one(pg, NULL, pg);
+}
+
+/* One page of a tree on a block node; @arg is the root, which is not counted. */
+static bool drop_one(struct page *pg, struct mm_node *nd, void *arg)
+{
+	if (pg != arg)
+		nd->c.pgdrop_orphan++;
+	if (copy_end(pg, nd)) {
+		page_gone(pg);
+	} else if (!page_alive(pg)) {
+		condemn_children(pg);
+		page_set_bad(pg);
+	}
+	return true;
+}
+
+void copy_drop_tree(struct page *pg, struct mm_node *nd)
+{
+	if (page_copy(pg, nd)->state == COPY_NONE)
+		return;
+	if (pg->flags & PAGE_FULL)
+		tree_walk(pg, nd, drop_one, pg);
+	else
+		drop_one(pg, nd, pg);
+}
+
+struct may_go {
+	const struct page *root;
+	uint32_t	budget;
+};
+
+/* Could it go now, and would nothing be lost but what hangs on it here? */
+static bool may_go(struct page *pg, struct mm_node *nd, void *arg)
+{
+	const struct copy *c = page_copy(pg, nd);
+	struct may_go *mg = arg;
+
+	if (c->state != COPY_READY || c->refs || !mg->budget)
+		return false;
+	mg->budget--;
+	if (!(pg->flags & PAGE_FULL))
+		return true;
+	/* it would be nowhere: then no child may be anywhere else ... */
+	if (pg->nr_copies == 1)
+		return pg->nr_children == c->nr_children;
+	/* ... in memory, say, as this one is */
+	return pg == mg->root || pg->parent->nr_copies > 1;
+}
+
+bool copy_tree_may_go(struct page *pg, struct mm_node *nd, uint32_t *budget)
+{
+	struct may_go mg = { .root = pg, .budget = *budget };
+	bool ok;
+
+	if (pg->flags & PAGE_FULL)
+		ok = tree_walk(pg, nd, may_go, &mg);
+	else
+		ok = may_go(pg, nd, &mg);
+	*budget = mg.budget;
+	return ok;
+}
+
+/* -- calls ------------------------------------------------------------------- */
+
+bool copy_evict(struct page *pg, struct mm_node *nd)
+{
+	if (!memory_end(pg, nd))
+		return false;
+	page_put(pg);
+	return true;
+}
+
+void copy_release(struct page *pg, struct mm_node *nd)
+{
+	block_end(pg, nd);
+	page_gone(pg);
+}
+
+void copy_unref(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+	struct mm *mm = pg->space->mm;
+	unsigned int i;
+
+	if (--c->refs || !(c->flags & COPY_DOOMED) || block_in_use(c))
+		return;
+	block_end(pg, nd);
+	if (pg->flags & PAGE_BAD)
+		for (i = 0; i < mm->nr_nodes; i++)
+			page_zombie(pg, &mm->node[i]);
+	page_gone(pg);
+}
+
+void page_drop_copy(struct page *pg, struct mm_node *nd)
+{
+	if (!nd->mem)
+		copy_drop_tree(pg, nd);
+	else if (copy_end(pg, nd))
+		page_gone(pg);
+}

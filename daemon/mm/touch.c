@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How the daemon learns what was used: a request that ends names its tail, and
+ * the parents lead to the rest. Nothing is told while it runs; its pins say
+ * enough.
+ *
+ * Pages are touched tail to head, so that the head is the one used last: it is
+ * needed by more requests than anything behind it.
+ */
+#include "daemon/mm/tier.h"
+
+/* Longer chains lose the touch of their heads; a bound for one ring entry. */
+#define TOUCH_MAX	65536u
+
+static uint32_t end_flags(uint8_t how)
+{
+	switch (how) {
+	case KVMM_ENDED:
+		return KVMM_POLICY_ENDED;
+	case KVMM_CONTINUES:
+		return KVMM_POLICY_CONTINUES;
+	default:
+		return 0;
+	}
+}
+
+/**
+ * struct touch - what the end of a request says of each of its pages
+ */
+struct touch {
+	uint64_t	now_ns;
+	uint64_t	expect_ns;
+	uint32_t	flags;
+};
+
+static void copy_touch(struct page *pg, struct mm_pool *p,
+		       const struct touch *t)
+{
+	struct copy *c = page_copy(pg, p->nd);
+
+	if (c->state != COPY_READY)
+		return;
+	c->pol.touched_ns = t->now_ns;
+	c->pol.expect_ns = t->expect_ns;
+	c->pol.uses++;
+	c->pol.flags = t->flags;
+	pool_policy(p)->touch(p->policy, &c->pol);
+	p->nd->c.pgtouch++;
+	c->flags &= ~COPY_WFAIL;
+	if (!list_empty(&c->link) && !(pg->flags & PAGE_BAD))
+		list_move_tail(&p->dirty, &c->link);
+}
+
+/* The page that the entry names, if it is still what the client saw. */
+static struct page *touch_tail(const struct mm_win *w,
+			       const struct ring_sqe *sqe)
+{
+	struct mm_pool *p = w->pool;
+	struct page *pg;
+
+	if (!sqe->frame || !frame_live(p, sqe->frame))
+		return NULL;
+	if (frame_word_of(p, sqe->frame) != sqe->arg ||
+	    frame_word_state(sqe->arg) != FRAME_READY)
+		return NULL;
+	pg = p->meta[sqe->frame].page;
+	return pg && pg->group == sqe->group ? pg : NULL;
+}
+
+void mm_touch(struct mm_win *w, const struct ring_sqe *sqe)
+{
+	struct page *pg = touch_tail(w, sqe);
+	uint32_t left = min(sqe->n, TOUCH_MAX);
+	struct touch t = {
+		.now_ns	= now_ns(),
+		.flags	= end_flags(sqe->how),
+	};
+
+	if (sqe->expect_ms)
+		t.expect_ns = t.now_ns + sqe->expect_ms * NSEC_PER_MSEC;
+	for (; pg && left; left--, pg = pg->parent)
+		copy_touch(pg, w->pool, &t);
+}
+
+void mm_report(struct mm_client *c, struct mm_space *sp,
+	       const struct ring_key *key, uint32_t verdict)
+{
+	struct mm *mm = sp->mm;
+	struct page *pg;
+	uint64_t k[4];
+	unsigned int i;
+
+	if (verdict != KVMM_BAD || key->group >= sp->desc.ngroups)
+		return;
+	memcpy(k, key->key, sizeof(k));
+	pg = page_find(sp, key->group, k);
+	if (!pg)
+		return;
+	pg->strikes++;
+	for (i = 0; i < mm->nr_nodes; i++)
+		if (pg->copy[i].state != COPY_NONE)
+			mm->node[i].c.pgreport++;
+	page_drop_all(pg);
+}

@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Writeback: pages go down to a block node while they stay READY above.
+ *
+ * Order. A block node is closed by itself, so that it can be hit after a
+ * restart: a page is written after its ancestors, in one batch with them or
+ * later. The head of a chain is paid for once. Writes end in any order; one that
+ * is over before its parent's stays WRITING until that is READY (settle()). So
+ * whatever is READY below has its ancestors READY there, and when a write fails
+ * nothing has been given up for it: its descendants below are WRITING, too, and
+ * all of them are still READY above.
+ *
+ * Admission. Every page is admitted. Where the node is full, the slots that are
+ * needed least leave it (slot_room()); nothing waits for them, since a slot is
+ * free when its page is dropped. A page that finds no room, or a medium that
+ * takes no writes, stays where it is, and reclaim may drop it.
+ *
+ * Clean ahead. A share of each pool is kept clean, coldest first, so that
+ * reclaim finds pages that it can drop at once. Where it met dirty ones all the
+ * same the share grows (wb_boost), where it did not it shrinks again: a share of
+ * the whole pool says nothing of how clean its cold end is when much of what is
+ * clean is hot. Nothing is written as long as memory is not nearly full.
+ */
+#include <stdlib.h>
+
+#include "daemon/mm/tier.h"
+
+/*
+ * One part in this many is kept free or clean. A guess: at 1/8 a pool can take
+ * an eighth of its size in new pages while the medium does 10 writes; too much
+ * writes pages that would have died in memory. Measured by pgdemote of pages
+ * that are never loaded against allocstall.
+ */
+#define WB_CLEAN_SHARE		8u
+
+/*
+ * What is under way to one node at once. Guesses: 32 MiB are some 10 to 30 ms
+ * of one NVMe drive, enough for its queue and little enough that a stalled one
+ * holds few frames; small pages are bounded by number.
+ */
+#define WB_BYTES		(UINT64_C(32) << 20)
+#define WB_IOS_MIN		8u
+#define WB_IOS_MAX		256u
+
+#define WB_LOOK			512u	/* dirty pages looked at a call */
+#define SLOT_LISTS		65536u
+#define SLOT_LIST_MIN		(UINT64_C(1) << 20)
+#define SLOT_VICTIMS		4u	/* freed at once when a node is full */
+#define SLOT_SEGMENTS		4u	/* segments tried for another size */
+#define SLOT_TREE_MAX		4096u	/* pages that may go with a segment */
+#define PEEK_SCAN		32u
+
+/**
+ * struct wback - a page on its way to a block node
+ * @link:	in mm->wbacks until the I/O is over; then settle()'s
+ * @from, @frame: where it is read from; referenced until the I/O is over
+ * @over:	nothing uses frame or slot any more; @io.result holds
+ */
+struct wback {
+	struct list	link;
+	struct node_io	io;
+	struct page	*pg;
+	struct mm_node	*from, *to;
+	uint32_t	frame;
+	bool		over;
+	uint8_t		ident[PAGE_IDENT_BYTES];
+};
+
+bool wback_over(const struct copy *c)
+{
+	return c->wb->over;
+}
+
+void wback_free(struct copy *c)
+{
+	list_del(&c->wb->link);
+	free(c->wb);
+	c->wb = NULL;
+}
+
+void page_ident(const struct page *pg, uint8_t ident[PAGE_IDENT_BYTES])
+{
+	memcpy(ident, pg->space->id, 32);
+	ident[32] = pg->group & 0xff;
+	ident[33] = pg->group >> 8;
+	memcpy(ident + 34, pg->key, 32);
+}
+
+bool node_takes(const struct mm_node *lo)
+{
+	return !lo->mm->stopping && node_writable(lo->node);
+}
+
+bool node_full_of_writes(const struct mm_node *lo)
+{
+	return lo->wb_ios >= WB_IOS_MAX ||
+	       (lo->wb_ios >= WB_IOS_MIN && lo->wb_bytes >= WB_BYTES);
+}
+
+/* -- slots ------------------------------------------------------------------- */
+
+/*
+ * Copies on a block node by the offset of their slots: which pages lie in a
+ * segment that is to change its size class. Made with the first slot, since the
+ * node knows its capacity only when it is online.
+ */
+static bool slot_lists(struct mm_node *nd)
+{
+	uint64_t n = nd->node->capacity / SLOT_LIST_MIN, i;
+
+	if (nd->slots)
+		return true;
+	n = clamp(n, (uint64_t)1, (uint64_t)SLOT_LISTS);
+	nd->slots = malloc(n * sizeof(*nd->slots));
+	if (!nd->slots)
+		return false;
+	for (i = 0; i < n; i++)
+		list_init(&nd->slots[i]);
+	nd->nr_slot_lists = n;
+	nd->slot_list_bytes = div_round_up(nd->node->capacity, n);
+	return true;
+}
+
+static uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off)
+{
+	return min(off / nd->slot_list_bytes, nd->nr_slot_lists - 1);
+}
+
+/* When was the page used that this pool would give up first? */
+static enum kvmm_policy_answer peek_offer(struct mm_pool *p, struct page *pg,
+					  void *arg)
+{
+	uint64_t *touched = arg;
+
+	if (!slot_evictable(pg, p->nd))
+		return KVMM_POLICY_REFUSED;
+	*touched = page_copy(pg, p->nd)->pol.touched_ns;
+	return KVMM_POLICY_ENOUGH;
+}
+
+static uint64_t pool_coldest(struct mm_pool *p)
+{
+	uint64_t touched = UINT64_MAX;
+
+	if (p->nr_pages)
+		pool_select(p, 1, PEEK_SCAN, peek_offer, &touched);
+	return touched;
+}
+
+/*
+ * The pool on @nd that holds what was used longest ago. Another one than @own
+ * must be worth it: twice as old, or @own has nothing to give.
+ */
+static struct mm_pool *coldest_pool(struct mm_node *nd, struct mm_pool *own)
+{
+	uint64_t now = nd->mm->now_ns, best_ns = pool_coldest(own);
+	uint64_t limit = best_ns;
+	struct mm_pool *p, *best = best_ns == UINT64_MAX ? NULL : own;
+
+	if (best && now > best_ns)
+		limit = best_ns - min(best_ns, now - best_ns);
+	list_for_each_entry(p, &nd->pools, node_link) {
+		uint64_t ns = p == own ? UINT64_MAX : pool_coldest(p);
+
+		if (ns >= limit)
+			continue;
+		limit = ns;
+		best = p;
+	}
+	return best;
+}
+
+static uint32_t evict_slots(struct mm_pool *p)
+{
+	struct reclaim_control rc = {
+		.want		= SLOT_VICTIMS,
+		.max_scan	= WB_LOOK,
+		.deadline_ns	= now_ns() + TIER_SLICE_NS,
+	};
+
+	pool_reclaim(p, &rc);
+	return rc.freed;
+}
+
+/* Could every page of the segment go, with all that hangs on them? */
+static bool segment_may_go(struct mm_node *nd, const struct node_range *r)
+{
+	uint64_t i, last = slot_list_ix(nd, r->end - 1);
+	uint32_t budget = SLOT_TREE_MAX;
+	struct copy *c;
+
+	for (i = slot_list_ix(nd, r->off); i <= last; i++)
+		list_for_each_entry(c, &nd->slots[i], link)
+			if (c->slot.off >= r->off && c->slot.off < r->end &&
+			    !copy_tree_may_go(copy_page(c, nd), nd, &budget))
+				return false;
+	return true;
+}
+
+/* The first copy in the segment; NULL when it is empty. */
+static struct copy *segment_first(struct mm_node *nd,
+				  const struct node_range *r)
+{
+	uint64_t i, last = slot_list_ix(nd, r->end - 1);
+	struct copy *c;
+
+	for (i = slot_list_ix(nd, r->off); i <= last; i++)
+		list_for_each_entry(c, &nd->slots[i], link)
+			if (c->slot.off >= r->off && c->slot.off < r->end)
+				return c;
+	return NULL;
+}
+
+/* A segment changes its size class by being emptied; nothing is moved. */
+static bool evict_segment(struct mm_node *nd, uint32_t len)
+{
+	struct node_range r;
+	unsigned int nth;
+	struct copy *c;
+	uint32_t left;
+
+	for (nth = 0; nth < SLOT_SEGMENTS; nth++) {
+		if (node_slot_victim(nd->node, len, nth, &r))
+			return false;
+		if (!segment_may_go(nd, &r))
+			continue;
+		/* each round takes one or more away: segment_may_go() */
+		for (left = r.nr_used; left; left--) {
+			c = segment_first(nd, &r);
+			if (!c)
+				break;
+			if (copy_page(c, nd)->nr_copies > 1)
+				nd->c.pgdrop++;
+			else
+				nd->c.pgdrop_gone++;
+			copy_drop_tree(copy_page(c, nd), nd);
+		}
+		return true;
+	}
+	return false;
+}
+
+/*
+ * The node has no free slot of this size. What was used longest ago goes: of the
+ * own class, or of another whose slots have the same size; a class of another
+ * size gives a whole segment. Copies of pages that also live above come first
+ * by themselves: only what is the last copy is told to the policy of this node
+ * as used (copy_inherit()).
+ */
+static bool slot_room(struct page *pg, struct mm_node *nd)
+{
+	struct mm_pool *own = page_pool(pg, nd);
+	struct mm_pool *p = coldest_pool(nd, own);
+
+	if (p && round_up(p->page_bytes, NODE_ALIGN) ==
+		 round_up(pg->raw_bytes, NODE_ALIGN) && evict_slots(p))
+		return true;
+	if (p != own && evict_segment(nd, pg->raw_bytes))
+		return true;
+	return p && p != own && evict_slots(own);
+}
+
+int slot_get(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+	int tries = 3, err;
+
+	if (!slot_lists(nd))
+		return -ENOMEM;
+	do {
+		err = node_slot_alloc(nd->node, pg->raw_bytes, &c->slot);
+	} while (err == -ENOSPC && tries-- && slot_room(pg, nd));
+	if (!err)
+		list_add(&nd->slots[slot_list_ix(nd, c->slot.off)], &c->link);
+	return err;
+}
+
+void slot_put(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+
+	list_del(&c->link);
+	node_slot_free(nd->node, &c->slot);
+}
+
+/* -- the end of a write -------------------------------------------------------- */
+
+static void wback_ready(struct wback *wb)
+{
+	struct page *pg = wb->pg;
+	struct mm_node *from = wb->from, *to = wb->to;
+	struct copy *c = page_copy(pg, to);
+
+	c->crc = wb->io.crc;
+	wback_free(c);
+	copy_set_state(pg, to, COPY_READY);
+	from->c.pgdemote++;
+	from->c.bytes_out += pg->raw_bytes;
+	to->c.bytes_in += pg->raw_bytes;
+}
+
+/*
+ * The write of @pg is over and good: READY, if its parent is, and then the
+ * children that waited for it, and theirs.
+ */
+static void settle(struct page *pg, struct mm_node *to)
+{
+	struct list ready = LIST_INIT(ready);
+	struct copy *c = page_copy(pg, to);
+	struct page *child;
+	struct wback *wb;
+
+	if (page_closed(pg)) {
+		const struct copy *up = page_copy(pg->parent, to);
+
+		if (up->state == COPY_WRITING && !(up->flags & COPY_DOOMED))
+			return;		/* its settle() comes back to us */
+		if (!copy_good(up)) {
+			copy_drop_tree(pg, to);
+			return;
+		}
+	}
+	list_add_tail(&ready, &c->wb->link);
+	while ((wb = list_first(&ready, struct wback, link))) {
+		pg = wb->pg;
+		wback_ready(wb);
+		if (!(pg->flags & PAGE_FULL))
+			continue;
+		list_for_each_entry(child, &pg->children, sibling) {
+			c = page_copy(child, to);
+			if (c->state == COPY_WRITING && c->wb->over &&
+			    !(c->flags & COPY_DOOMED))
+				list_add_tail(&ready, &c->wb->link);
+		}
+	}
+}
+
+static void wback_failed(struct wback *wb)
+{
+	struct copy *src = page_copy(wb->pg, wb->from);
+
+	wb->from->c.pgdemote_fail++;
+	/*
+	 * A bad place on the medium is not offered again, but the same bytes
+	 * may be what it chokes on: give the page up sooner than the device.
+	 */
+	if (wb->io.result == -EIO && src->state == COPY_READY)
+		src->flags |= COPY_WFAIL;
+}
+
+static void wback_done(struct node_io *io, int result)
+{
+	/* nobody waits for a write: all is done when it is over */
+}
+
+static void wback_release(struct node_io *io)
+{
+	struct wback *wb = io->arg;
+	struct page *pg = wb->pg;
+	struct mm_node *to = wb->to;
+	struct copy *c = page_copy(pg, to);
+
+	frame_unref(page_pool(pg, wb->from), wb->frame);
+	list_del(&wb->link);
+	wb->over = true;
+	to->wb_ios--;
+	to->wb_bytes -= io->len;
+	to->mm->next_reclaim_ns = 0;
+	if (io->result)
+		wback_failed(wb);
+	if (io->result || (c->flags & COPY_DOOMED))
+		copy_drop_tree(pg, to);
+	else
+		settle(pg, to);
+}
+
+/* -- the beginning of a write ------------------------------------------------- */
+
+/* The memory node to write @pg from: @nd, else another that has it. */
+static struct mm_node *write_source(struct page *pg, struct mm_node *nd)
+{
+	struct mm *mm = nd->mm;
+	unsigned int i;
+
+	if (page_copy(pg, nd)->state == COPY_READY)
+		return nd;
+	for (i = 0; i < mm->nr_nodes; i++)
+		if (mm->node[i].mem && pg->copy[i].state == COPY_READY)
+			return &mm->node[i];
+	return NULL;
+}
+
+static void wback_fill(struct wback *wb, struct page *pg, struct mm_node *from,
+		       struct mm_node *to, enum node_prio prio)
+{
+	wb->pg = pg;
+	wb->from = from;
+	wb->to = to;
+	wb->frame = page_copy(pg, from)->frame;
+	page_ident(pg, wb->ident);
+	wb->io.dir = NODE_WRITE;
+	wb->io.prio = prio;
+	wb->io.len = pg->raw_bytes;
+	wb->io.slot = page_copy(pg, to)->slot;
+	wb->io.addr = frame_addr(page_pool(pg, from), wb->frame);
+	wb->io.ident = wb->ident;
+	wb->io.ident_len = sizeof(wb->ident);
+	wb->io.done = wback_done;
+	wb->io.release = wback_release;
+	wb->io.arg = wb;
+}
+
+static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
+		       enum node_prio prio)
+{
+	struct mm_node *from = write_source(pg, nd);
+	struct copy *c = page_copy(pg, to);
+	struct wback *wb;
+	int err;
+
+	if (!from)
+		return -ENOENT;
+	wb = calloc(1, sizeof(*wb));
+	if (!wb)
+		return -ENOMEM;
+	err = slot_get(pg, to);
+	if (err)
+		goto err_free;
+	/* what left the node for this slot may have been an ancestor */
+	if (page_closed(pg)) {
+		const struct copy *up = page_copy(pg->parent, to);
+
+		err = up->state == COPY_NONE || (up->flags & COPY_DOOMED) ?
+		      -EAGAIN : 0;
+	}
+	if (!err) {
+		wback_fill(wb, pg, from, to, prio);
+		err = node_submit(to->node, &wb->io);
+	}
+	if (err)
+		goto err_slot;
+	frame_ref(page_pool(pg, from), wb->frame);
+	list_add_tail(&nd->mm->wbacks, &wb->link);
+	c->wb = wb;
+	copy_set_state(pg, to, COPY_WRITING);
+	to->wb_ios++;
+	to->wb_bytes += wb->io.len;
+	return 0;
+
+err_slot:
+	slot_put(pg, to);
+err_free:
+	free(wb);
+	return err;
+}
+
+/*
+ * Returns how many writes were begun, or why none: -EBUSY (enough are under
+ * way), -EIO (refused before), -ENOSPC (and nothing there can go), -EAGAIN, ...
+ * A chain that is longer than a batch begins with its upper part: come again.
+ */
+int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
+{
+	struct page *chain[TIER_BATCH], *above = NULL;
+	struct mm_node *lo = node_lower(nd);
+	unsigned int n = 0, end, begun = 0;
+	int err = 0;
+
+	if (!lo || !node_takes(lo))
+		return -EAGAIN;
+	if (node_full_of_writes(lo))
+		return -EBUSY;
+	if (page_copy(pg, lo)->state != COPY_NONE || (pg->flags & PAGE_BAD))
+		return -EALREADY;
+	for (;; pg = pg->parent) {
+		if (page_copy(pg, nd)->flags & COPY_WFAIL)
+			return -EIO;
+		chain[n++ % TIER_BATCH] = pg;
+		if (!page_closed(pg))
+			break;
+		if (page_copy(pg->parent, lo)->state != COPY_NONE) {
+			above = pg->parent;
+			break;
+		}
+	}
+	if (above) {
+		if (page_copy(above, lo)->flags & COPY_DOOMED)
+			return -EAGAIN;
+		/* a leaf there until we arrive: not to be evicted for us */
+		page_copy(above, lo)->refs++;
+	}
+	end = n > TIER_BATCH ? n - TIER_BATCH : 0;
+	while (n > end && !node_full_of_writes(lo)) {
+		err = wback_start(chain[--n % TIER_BATCH], nd, lo, prio);
+		if (err)
+			break;
+		begun++;
+	}
+	if (above)
+		copy_unref(above, lo);
+	return begun ? (int)begun : err;
+}
+
+/* -- in the background -------------------------------------------------------- */
+
+/* Pages that ought to be free or clean and are neither. */
+static uint64_t clean_lack(const struct mm_pool *p, const struct mm_node *lo)
+{
+	uint64_t room = pool_room(p);
+	uint64_t goal = (p->nr_frames + room) / WB_CLEAN_SHARE + p->wb_boost;
+	uint64_t have = p->nr_free + room + p->nr_pages - p->nr_dirty +
+			lo->wb_ios;
+
+	return goal > have ? goal - have : 0;
+}
+
+static unsigned int pool_clean(struct mm_pool *p, struct mm_node *lo)
+{
+	uint64_t lack = p->nr_dirty ? clean_lack(p, lo) : 0;
+	unsigned int looked = 0, begun = 0;
+	struct list *l, *next;
+
+	lack = min(lack, (uint64_t)TIER_BATCH);
+	for (l = p->dirty.next; l != &p->dirty && begun < lack; l = next) {
+		struct copy *c = list_entry(l, struct copy, link);
+		int n;
+
+		if (++looked > WB_LOOK)
+			break;
+		next = l->next;
+		n = page_writeback(copy_page(c, p->nd), p->nd,
+				   NODE_PRIO_WRITEBACK);
+		if (n > 0)
+			begun += n;
+		else if (n != -EALREADY && n != -EIO)
+			break;
+	}
+	return begun;
+}
+
+uint64_t writeback_run(struct mm *mm, uint64_t now)
+{
+	unsigned int begun = 0, i;
+
+	for (i = 0; i < mm->nr_nodes; i++) {
+		struct mm_node *nd = &mm->node[i], *lo = node_lower(nd);
+		struct mm_pool *p;
+
+		if (!lo || !node_takes(lo))
+			continue;
+		list_for_each_entry(p, &nd->pools, node_link) {
+			if (node_full_of_writes(lo))
+				break;
+			begun += pool_clean(p, lo);
+		}
+	}
+	return begun ? now : UINT64_MAX;
+}
+
+void writeback_stop(struct mm *mm)
+{
+	struct wback *wb;
+
+	list_for_each_entry(wb, &mm->wbacks, link)
+		node_io_cancel(&wb->io);
+}
