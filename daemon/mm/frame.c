@@ -99,15 +99,17 @@ uint32_t frame_take(struct mm_pool *p, enum frame_use use, enum frame_state st)
 	return f;
 }
 
-uint32_t frame_take_open(struct mm_pool *p, struct mm_win *w,
-			 const uint64_t *mapped, uint32_t *out, uint32_t n)
+uint32_t frame_take_open(struct mm_pool *p, struct mm_win *w, uint32_t *out,
+			 uint32_t n)
 {
 	size_t words = BITMAP_WORDS(p->max_extents + 1), i;
 	uint32_t got = 0;
 
 	for (i = 0; i < words && got < n; i++) {
-		uint64_t bits = p->free_map[i] & mapped[i];
+		uint64_t bits = p->free_map[i];
 
+		if (bits)
+			bits &= win_mapped(w, i);
 		while (bits && got < n) {
 			size_t no = i * 64 + (size_t)__builtin_ctzll(bits);
 			struct mm_extent *e = &p->extent[no];

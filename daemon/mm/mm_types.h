@@ -263,7 +263,7 @@ struct mm_pool {
 
 /**
  * struct mm_win - one client's view of a memory pool
- * @refs:	operations that name it; freed when gone and 0
+ * @refs:	operations that name it, answers whose references are not put
  * @closed:	by the client; its pins still count until it exits
  * @void_pins:	over the limit: not in pool->windows any more
  * @told_seq:	extent_seq up to which extents were passed to the client
@@ -278,7 +278,7 @@ struct mm_win {
 	struct mm_pool	*pool;
 	uint32_t	rights;
 	uint16_t	no;
-	bool		closed, gone, void_pins;
+	bool		closed, void_pins;
 	uint32_t	refs;
 	struct shm	ledger_shm;
 	struct window_ledger *wl;
@@ -308,6 +308,7 @@ struct mm_client {
 	uint32_t	rank, flags;
 	bool		joined, connected, exited;
 	bool		evicted;	/* its eviction has been asked for */
+	bool		replaced;	/* its process came back and has its place */
 	struct list	engine_link;
 	struct list	windows;
 	struct list	ops;		/* its operations in flight: struct mm_op */
@@ -416,10 +417,13 @@ struct mm {
 	uint64_t	page_slab_bytes;
 	uint64_t	nr_step_waits;
 	uint64_t	next_estimate_ns;
+	uint64_t	next_spaces_ns;
+	uint64_t	next_pools_ns;	/* 0: something changed, look now */
 	struct list	pub_ready;	/* publish.c: entries to look at again */
 	struct list	pub_loading;	/* entries that wait for a load */
 	bool		pub_running;
 	unsigned int	nr_jobs;	/* on the work pool: checksums, zeroing */
+	struct mm_pool	*pin_pool;	/* whose pins are being counted */
 	unsigned int	breaks;		/* MM_BREAK_*, test builds only */
 };
 
@@ -502,9 +506,9 @@ enum frame_use {
  * meta.page.
  */
 uint32_t frame_take(struct mm_pool *p, enum frame_use use, enum frame_state st);
-/* Up to @n OPEN frames for @w, of extents in the bitmap @mapped only. */
-uint32_t frame_take_open(struct mm_pool *p, struct mm_win *w,
-			 const uint64_t *mapped, uint32_t *out, uint32_t n);
+/* Up to @n OPEN frames for @w, of extents that its engine has mapped. */
+uint32_t frame_take_open(struct mm_pool *p, struct mm_win *w, uint32_t *out,
+			 uint32_t n);
 /*
  * Back on the stack; the word turns FREE, the record is invalidated. The frame
  * is OPEN, LOADING, ISOLATED or QUARANTINE and has no reference; its page's
@@ -563,34 +567,62 @@ void pool_feed(struct mm_pool *p);
 uint64_t pools_run(struct mm *mm, uint64_t now_ns);
 /* True: all extents are back with the node, pool_destroy() may follow. */
 bool pool_end(struct mm_pool *p);
+/* The same whatever is in use, for mm_destroy(). */
+bool pool_abandon(struct mm_pool *p);
 int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
 		struct errmsg *e);
 void pool_destroy(struct mm_pool *p);
 void pool_publish_avail(struct mm_pool *p);
 
 /* -- space.c, window.c, publish.c ---------------------------------------------- */
+void space_free(struct mm_space *sp);
 uint64_t spaces_run(struct mm *mm, uint64_t now_ns);
 void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4]);
 /* A want of @w that was not met is tried again; wakes its client. */
 void win_feed(struct mm_win *w);
-/* Its pins end; freed when no operation names it any more. */
-void win_end(struct mm_win *w);
-void win_put(struct mm_win *w);
+/* Word @i of the bitmap of extents that all members' windows have mapped. */
+uint64_t win_mapped(const struct mm_win *w, size_t i);
+/* Its pins end, and its waits. */
+void win_void(struct mm_win *w);
+/* Void, out of its client's hands, freed. */
+void win_destroy(struct mm_win *w);
+/* Closed: freed when nothing is left of it. */
+void win_retire(struct mm_win *w);
+void win_leave_wait(struct mm_win *w);
+/* What @c is still publishing fails with @err; it is answered. */
+void publish_fail(struct mm_client *c, int err);
 /* Entries whose turn has come. */
 uint64_t publish_run(struct mm *mm, uint64_t now_ns);
 
 /* -- engine.c ---------------------------------------------------------------- */
 
-/* Puts @op on its client's list; @w stays as long as @op. */
+/* Puts @op on its client's list. */
 void mm_op_init(struct mm_op *op, struct mm_win *w, uint64_t tag, uint8_t kind,
 		void (*cancel)(struct mm_op *op));
 /* Takes @op off; the memory is the caller's. */
 void mm_op_fini(struct mm_op *op);
-/* Its frames are zeroed on workers, then free: @f is QUARANTINE, no reference. */
+/*
+ * Answers @op if its client is still there; each @res[i].frame that is not 0
+ * carries a reference (frame_ref()), which goes with the answer, or is dropped
+ * here from @p when there is nobody to answer. mm_op_fini() is next.
+ */
+void mm_op_complete(struct mm_op *op, struct mm_pool *p, int32_t result,
+		    uint32_t n, const struct ring_result *res);
+/* May @e still get frames, seal and fetch? 0, -EOWNERDEAD. */
+int engine_usable(const struct mm_engine *e);
+void step_wait_del(struct mm_engine *e, struct step_wait *w);
+/* Computes the engine's step anew. */
+uint64_t engine_step(struct mm_engine *e);
+/* @f is QUARANTINE and has no reference: zeroed on a worker, then put. */
 void frame_zero(struct mm_pool *p, uint32_t f);
 /* More than it may: all members are disconnected, and their pins are void. */
 void engine_evict(struct mm_engine *e, const char *why);
+/* This one is to be disconnected; asked for once. */
+void client_evict(struct mm_client *c, const char *why);
+/* Count what engines pin in @p, a part a call; evicts who is over the limit. */
+void pool_count_pins(struct mm_pool *p);
 uint64_t engines_run(struct mm *mm, uint64_t now_ns);
+void engines_fini(struct mm *mm);
 
 /* Run @w->fn after @step of @e: at once (0) if it is done or @step is 0. */
 void step_wait_add(struct mm_engine *e, struct step_wait *w, uint64_t step);

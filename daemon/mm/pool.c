@@ -200,6 +200,8 @@ void pool_destroy(struct mm_pool *p)
 {
 	if (p->nd->next_pool == p)
 		p->nd->next_pool = NULL;
+	if (p->space->mm->pin_pool == p)
+		p->space->mm->pin_pool = NULL;
 	pool_policy_fini(p);
 	list_del(&p->node_link);
 	p->space->pool[p->cls][p->nd->ix] = NULL;
@@ -394,14 +396,9 @@ static void extent_gone(struct extent *ext, int err, void *arg)
 	p->extents_putting--;
 }
 
-/* Give a downed extent back if nobody maps it; true when it is on its way. */
-static bool extent_try_put(struct mm_pool *p, struct mm_extent *e)
+/* Back to the node; true when it is on its way. */
+static bool extent_put(struct mm_pool *p, struct mm_extent *e)
 {
-	if (extent_held(p, e)) {
-		if (p->space->mm->now_ns >= e->down_ns)
-			e->held = true;
-		return false;
-	}
 	if (node_extent_put(e->ext, extent_gone, p))
 		return false;		/* I/O on it: tried again */
 	p->extents_putting++;
@@ -415,6 +412,16 @@ static bool extent_try_put(struct mm_pool *p, struct mm_extent *e)
 	return true;
 }
 
+/* Give a downed extent back if nobody maps it. */
+static bool extent_try_put(struct mm_pool *p, struct mm_extent *e)
+{
+	if (!extent_held(p, e))
+		return extent_put(p, e);
+	if (p->space->mm->now_ns >= e->down_ns)
+		e->held = true;
+	return false;
+}
+
 void extent_down(struct mm_pool *p, uint32_t no)
 {
 	struct mm *mm = p->space->mm;
@@ -425,6 +432,7 @@ void extent_down(struct mm_pool *p, uint32_t no)
 	extent_close(p, no);
 	e->down_seq = seq_next(p);
 	e->down_ns = mm->now_ns + mm->o.shrink_ack_ns;
+	mm->next_pools_ns = 0;
 	if (!extent_try_put(p, e))
 		kick_windows(p);
 }
@@ -452,6 +460,22 @@ bool pool_end(struct mm_pool *p)
 		if (p->extent[no].ext && !p->extent[no].nr_used)
 			extent_down(p, no);
 	extents_going_run(p);
+	return !p->nr_extents && !p->extents_coming && !p->extents_putting;
+}
+
+bool pool_abandon(struct mm_pool *p)
+{
+	uint32_t no;
+
+	if (!p->nd->mem)
+		return true;
+	p->ending = true;
+	for (no = 1; p->nr_extents && no <= p->max_extents; no++) {
+		if (!p->extent[no].ext)
+			continue;
+		extent_close(p, no);
+		extent_put(p, &p->extent[no]);
+	}
 	return !p->nr_extents && !p->extents_coming && !p->extents_putting;
 }
 
@@ -504,22 +528,27 @@ static bool pool_run(struct mm_pool *p)
 
 	if (p->ending)
 		return true;
-	if (waits || (p->nr_extents && p->nr_free < p->wmark_low &&
-		      !p->extents_coming && pool_room(p)))
+	/* free frames that nobody has mapped yet are no reason to grow */
+	if ((waits && p->nr_free < p->reserve + p->want) ||
+	    (p->nr_extents && p->nr_free < p->wmark_low &&
+	     !p->extents_coming && pool_room(p)))
 		pool_grow(p);
 	if (waits)
 		pool_feed(p);
 	if (p->extents_going)
 		extents_going_run(p);
+	pool_count_pins(p);
 	pool_publish_avail(p);
 	return waits || p->extents_going;
 }
 
 uint64_t pools_run(struct mm *mm, uint64_t now_ns)
 {
-	bool busy = false;
+	bool busy = mm->pin_pool;
 	unsigned int i;
 
+	if (now_ns < mm->next_pools_ns)
+		return mm->next_pools_ns;
 	for (i = 0; i < mm->nr_nodes; i++) {
 		struct mm_pool *p;
 
@@ -528,5 +557,6 @@ uint64_t pools_run(struct mm *mm, uint64_t now_ns)
 		list_for_each_entry(p, &mm->node[i].pools, node_link)
 			busy |= pool_run(p);
 	}
-	return now_ns + (busy ? RUN_NS : RUN_IDLE_NS);
+	mm->next_pools_ns = now_ns + (busy ? RUN_NS : RUN_IDLE_NS);
+	return mm->next_pools_ns;
 }

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Spaces: who they are, who is attached, in which mode, and when they end.
+ *
+ * A space is its descriptor and its tenant; the hash of both is its id. The
+ * first read-write client that describes it makes it, with a pool for each class
+ * on each node. It lives while it has a client or a page; then it is taken
+ * apart, which may take a while: extents must come back from the node's workers
+ * first. Meanwhile its slot in the header is not given to another.
+ *
+ * Observe mode. Publishes leave nothing but the hash of their key in a table of
+ * fixed size: a key that is found there would have been a hit, had the mode been
+ * on. Later keys push earlier ones out of their place, as a cache would.
+ */
+#include <stdlib.h>
+
+#include "daemon/mm/mm_types.h"
+#include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
+
+#define GHOST_ENTRIES	(1u << 17)
+#define INDEX_FIRST_MAX	(UINT64_C(1) << 18)	/* lines, 16 MiB */
+#define END_RETRY_NS	NSEC_PER_MSEC
+
+/* -- finding ----------------------------------------------------------------- */
+
+struct mm_space *mm_space_get(struct mm *mm, uint32_t ix)
+{
+	struct mm_space *sp = ix < KVMM_MAX_SPACES ? mm->space[ix] : NULL;
+
+	return sp && !sp->ending ? sp : NULL;
+}
+
+uint32_t mm_space_ix(const struct mm_space *sp)
+{
+	return sp->ix;
+}
+
+const uint8_t *mm_space_id(const struct mm_space *sp)
+{
+	return sp->id;
+}
+
+const struct desc *mm_space_desc(const struct mm_space *sp)
+{
+	return &sp->desc;
+}
+
+const char *mm_space_tenant(const struct mm_space *sp)
+{
+	return sp->tenant;
+}
+
+const struct shm *mm_space_index(const struct mm_space *sp)
+{
+	return &sp->index_shm;
+}
+
+uint32_t mm_space_index_epoch(const struct mm_space *sp)
+{
+	return sp->index_epoch;
+}
+
+bool mm_space_attached(const struct mm_space *sp, const struct mm_client *c)
+{
+	unsigned int i;
+
+	for (i = 0; i < c->nr_spaces; i++)
+		if (c->spaces[i] == sp)
+			return true;
+	return false;
+}
+
+static struct kvmm_hdr_space *hdr_space(const struct mm_space *sp)
+{
+	return &sp->mm->hdr->space[sp->ix];
+}
+
+enum kvmm_mode mm_space_mode(const struct mm_space *sp)
+{
+	/* relaxed: the daemon is the only writer */
+	return atomic_load_explicit(&hdr_space(sp)->mode,
+				    memory_order_relaxed);
+}
+
+void mm_space_set_mode(struct mm_space *sp, enum kvmm_mode mode)
+{
+	/* release: pairs with the acquire of every match */
+	atomic_store_explicit(&hdr_space(sp)->mode, mode,
+			      memory_order_release);
+}
+
+/* -- making -------------------------------------------------------------------- */
+
+void space_free(struct mm_space *sp)
+{
+	unsigned int c, n;
+
+	for (c = 0; c < KVMM_MAX_CLASSES; c++)
+		for (n = 0; n < KVMM_MAX_NODES; n++)
+			if (sp->pool[c][n])
+				pool_destroy(sp->pool[c][n]);
+	if (sp->index)
+		index_destroy(sp);
+	/* release: pairs with the acquire of whoever lists spaces */
+	atomic_store_explicit(&hdr_space(sp)->live, 0, memory_order_release);
+	sp->mm->space[sp->ix] = NULL;
+	list_del(&sp->link);
+	desc_fini(&sp->desc);
+	free(sp->desc_bytes);
+	free(sp->pending);
+	free(sp->ghost);
+	free(sp->hash);
+	free(sp);
+}
+
+/* Lines for what the nodes could hold, four a page; later it grows by itself. */
+static uint64_t index_first_lines(const struct mm_space *sp)
+{
+	uint64_t pages = 0;
+	unsigned int c, n;
+
+	for (c = 0; c < sp->desc.nclasses; c++)
+		for (n = 0; n < sp->mm->nr_nodes; n++)
+			pages += sp->mm->node[n].node->capacity /
+				 round_up(sp->desc.cls[c].page_bytes,
+					  NODE_ALIGN);
+	return min(4 * pages, INDEX_FIRST_MAX);
+}
+
+static int space_pools(struct mm_space *sp, struct errmsg *e)
+{
+	unsigned int c, n;
+	int err;
+
+	for (c = 0; c < sp->desc.nclasses; c++) {
+		for (n = 0; n < sp->mm->nr_nodes; n++) {
+			err = pool_create(sp, c, &sp->mm->node[n], e);
+			if (err)
+				return err;
+		}
+	}
+	return 0;
+}
+
+/*
+ * Each class has an extent on the first host node from the start, or one that
+ * is being made room for; on others it gets one with its first window.
+ */
+static int space_first_extents(struct mm_space *sp, struct errmsg *e)
+{
+	struct mm *mm = sp->mm;
+	unsigned int c, n;
+
+	for (n = 0; n < mm->nr_nodes; n++)
+		if (mm->node[n].mem && mm->node[n].kind == KVMM_NODE_HOST)
+			break;
+	if (n == mm->nr_nodes)
+		return 0;
+	for (c = 0; c < sp->desc.nclasses; c++) {
+		if (pool_grow(sp->pool[c][n]) == -ENOSPC && !mm->node[n].evac)
+			return errmsg_set(e, -ENOSPC,
+				"node %s is full: no room for an extent of class %s",
+				mm->node[n].node->name, sp->desc.cls[c].name);
+	}
+	return 0;
+}
+
+static int space_slot(const struct mm *mm)
+{
+	unsigned int i;
+
+	for (i = 0; i < KVMM_MAX_SPACES; i++)
+		if (!mm->space[i])
+			return i;
+	return -EUSERS;
+}
+
+/* Takes @d over on success. */
+static int space_create(struct mm_client *c, struct desc *d,
+			const uint8_t *bytes, size_t len, const uint8_t id[32],
+			struct mm_space **ret, struct errmsg *e)
+{
+	struct mm *mm = c->mm;
+	struct mm_space *sp;
+	int err, ix;
+
+	ix = space_slot(mm);
+	if (ix < 0)
+		return errmsg_set(e, ix, "%u spaces exist, no more are possible",
+				  KVMM_MAX_SPACES);
+	sp = calloc(1, sizeof(*sp));
+	if (!sp)
+		return errmsg_set(e, -ENOMEM, "out of memory");
+	sp->mm = mm;
+	sp->ix = ix;
+	memcpy(sp->id, id, sizeof(sp->id));
+	memcpy(sp->tenant, c->tenant, sizeof(sp->tenant));
+	sp->index_shm = (struct shm)SHM_INIT;
+	mm->space[ix] = sp;
+	list_add_tail(&mm->spaces, &sp->link);
+	sp->desc = *d;
+
+	err = -ENOMEM;
+	sp->desc_bytes = malloc(len);
+	if (!sp->desc_bytes) {
+		errmsg_set(e, err, "out of memory");
+		goto out_end;
+	}
+	memcpy(sp->desc_bytes, bytes, len);
+	sp->desc_len = len;
+	err = index_create(sp, index_first_lines(sp));
+	if (err) {
+		errmsg_set(e, err, "index: %s", strerror(-err));
+		goto out_end;
+	}
+	err = space_pools(sp, e);
+	if (!err)
+		err = space_first_extents(sp, e);
+	if (err)
+		goto out_end;
+
+	atomic_store_explicit(&hdr_space(sp)->trace, 0, memory_order_relaxed);
+	mm_space_set_mode(sp, c->o.mode);
+	/* release: pairs with the acquire of whoever lists spaces */
+	atomic_store_explicit(&hdr_space(sp)->live, 1, memory_order_release);
+	*ret = sp;
+	return 0;
+
+out_end:
+	/* @d stays the caller's; extents that were asked for must come first */
+	memset(&sp->desc, 0, sizeof(sp->desc));
+	sp->ending = true;
+	spaces_run(mm, 0);
+	return err;
+}
+
+/* -- attaching --------------------------------------------------------------------- */
+
+static struct mm_space *space_find(struct mm *mm, const uint8_t id[32])
+{
+	struct mm_space *sp;
+
+	list_for_each_entry(sp, &mm->spaces, link)
+		if (!sp->ending && !memcmp(sp->id, id, sizeof(sp->id)))
+			return sp;
+	return NULL;
+}
+
+/* May @c, asking for what is not there, have meant something that is? */
+static int check_must_join(struct mm_client *c, const struct desc *d,
+			   struct errmsg *e)
+{
+	struct mm_space *sp;
+
+	list_for_each_entry(sp, &c->mm->spaces, link) {
+		if (sp->ending || strcmp(sp->tenant, c->tenant) ||
+		    strcmp(sp->desc.model, d->model) ||
+		    strcmp(sp->desc.abi_tag, d->abi_tag))
+			continue;
+		return errmsg_set(e, -EPROTO,
+			"there is a space of model %s, but its %s differs",
+			d->model, desc_diff(&sp->desc, d));
+	}
+	return 0;
+}
+
+/*
+ * A member that attached the same model described it otherwise: ranks that
+ * disagree would compute nonsense. Salts may differ: an engine that serves
+ * several users has a space for each.
+ */
+static int check_members(struct mm_client *c, const struct desc *d,
+			 const uint8_t id[32], struct errmsg *e)
+{
+	const char *field = NULL;
+	struct mm_client *m;
+	unsigned int i;
+	int rank = 0;
+
+	list_for_each_entry(m, &c->engine->members, engine_link) {
+		if (m == c)
+			continue;
+		for (i = 0; i < m->nr_spaces; i++) {
+			const struct mm_space *sp = m->spaces[i];
+			const char *f;
+
+			if (!memcmp(sp->id, id, sizeof(sp->id)))
+				return 0;
+			if (strcmp(sp->desc.model, d->model))
+				continue;
+			f = desc_diff(&sp->desc, d);
+			if (!f || !strcmp(f, "salt"))
+				continue;
+			field = f;
+			rank = m->rank;
+		}
+	}
+	if (!field)
+		return 0;
+	return errmsg_set(e, -EPROTO,
+		"%s: rank %d of this engine describes model %s otherwise",
+		field, rank, d->model);
+}
+
+static void attach(struct mm_client *c, struct mm_space *sp)
+{
+	c->spaces[c->nr_spaces++] = sp;
+	sp->nr_clients++;
+}
+
+int mm_attach(struct mm_client *c, const uint8_t *bytes, size_t len,
+	      uint32_t flags, struct mm_space **ret, struct errmsg *e)
+{
+	struct mm_space *sp;
+	struct desc d;
+	uint8_t id[32];
+	int err;
+
+	if (flags & ~KVMM_MUST_JOIN)
+		return errmsg_set(e, -EINVAL, "flags: unknown bits 0x%x",
+				  flags & ~KVMM_MUST_JOIN);
+	if (engine_usable(c->engine))
+		return errmsg_set(e, -EOWNERDEAD,
+				  "a member of the engine has exited");
+	err = desc_decode(bytes, len, &d, e);
+	if (err)
+		return err;
+	desc_space_id(bytes, len, c->tenant, id);
+
+	sp = space_find(c->mm, id);
+	if (sp && mm_space_attached(sp, c)) {
+		*ret = sp;
+		goto out_desc;
+	}
+	err = -EUSERS;
+	if (c->nr_spaces == ARRAY_SIZE(c->spaces)) {
+		errmsg_set(e, err, "%zu spaces are attached already",
+			   ARRAY_SIZE(c->spaces));
+		goto out_desc;
+	}
+	err = check_members(c, &d, id, e);
+	if (!err && !sp && (flags & KVMM_MUST_JOIN))
+		err = check_must_join(c, &d, e);
+	if (err)
+		goto out_desc;
+	if (sp) {
+		attach(c, sp);
+		*ret = sp;
+		goto out_desc;
+	}
+	if (c->o.rights != KVMM_RW) {
+		err = errmsg_set(e, -ENOENT,
+			"no such space, and a read-only client makes none");
+		goto out_desc;
+	}
+	err = space_create(c, &d, bytes, len, id, &sp, e);
+	if (err)
+		goto out_desc;
+	attach(c, sp);
+	*ret = sp;
+	return 0;		/* the space has @d now */
+
+out_desc:
+	desc_fini(&d);
+	return err;
+}
+
+void mm_detach(struct mm_client *c, struct mm_space *sp)
+{
+	struct mm_win *w, *tmp;
+	unsigned int i;
+
+	for (i = 0; i < c->nr_spaces && c->spaces[i] != sp; i++)
+		;
+	if (i == c->nr_spaces)
+		return;
+	list_for_each_entry_safe(w, tmp, &c->windows, client_link)
+		if (w->pool->space == sp)
+			mm_win_close(w);
+	c->spaces[i] = c->spaces[--c->nr_spaces];
+	sp->nr_clients--;
+	sp->mm->next_spaces_ns = 0;
+}
+
+/* -- observing ----------------------------------------------------------------------- */
+
+void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4])
+{
+	uint64_t h = key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group) | 1;
+	uint64_t *g;
+
+	if (!sp->ghost)
+		sp->ghost = calloc(GHOST_ENTRIES, sizeof(*sp->ghost));
+	if (!sp->ghost)
+		return;
+	g = &sp->ghost[h >> 32 & (GHOST_ENTRIES - 1)];
+	if (*g == h) {
+		sp->ghost_hits++;
+		return;
+	}
+	if (!*g)
+		sp->ghost_pages++;
+	*g = h;
+}
+
+/* -- ending ----------------------------------------------------------------------------- */
+
+static bool pool_idle(const struct mm_pool *p)
+{
+	return list_empty(&p->windows) && !p->nr_open && !p->nr_loading &&
+	       !p->nr_quarantine && !p->nr_pages;
+}
+
+/* Take it apart as far as that goes now; true: it is gone. */
+static bool space_end(struct mm_space *sp)
+{
+	bool done = true;
+	unsigned int c, n;
+
+	for (c = 0; c < KVMM_MAX_CLASSES; c++)
+		for (n = 0; n < KVMM_MAX_NODES; n++)
+			if (sp->pool[c][n] && !pool_idle(sp->pool[c][n]))
+				return false;
+	sp->ending = true;
+	for (c = 0; c < KVMM_MAX_CLASSES; c++)
+		for (n = 0; n < KVMM_MAX_NODES; n++)
+			if (sp->pool[c][n])
+				done &= pool_end(sp->pool[c][n]);
+	if (done)
+		space_free(sp);
+	return done;
+}
+
+uint64_t spaces_run(struct mm *mm, uint64_t now_ns)
+{
+	struct mm_space *sp, *tmp;
+	bool again = false;
+
+	if (now_ns && now_ns < mm->next_spaces_ns)
+		return mm->next_spaces_ns;
+	list_for_each_entry_safe(sp, tmp, &mm->spaces, link)
+		if (!sp->nr_clients && !sp->nr_pages && !sp->nr_pending)
+			again |= !space_end(sp);
+	mm->next_spaces_ns = now_ns + (again ? END_RETRY_NS : NSEC_PER_SEC);
+	return again ? mm->next_spaces_ns : UINT64_MAX;
+}
