@@ -397,6 +397,7 @@ struct mm_client_info {
 	uint32_t	rank, world, flags, engine, rights, socket;
 	uint32_t	state;		/* enum ledger_engine_state */
 	uint64_t	step, open_frames, pins;
+	uint64_t	held_bytes;	/* in extents that it should have unmapped */
 	bool		connected, exited;
 };
 void mm_for_each_client(struct mm *mm,

@@ -567,6 +567,8 @@ void pool_feed(struct mm_pool *p);
 uint64_t pools_run(struct mm *mm, uint64_t now_ns);
 /* True: all extents are back with the node, pool_destroy() may follow. */
 bool pool_end(struct mm_pool *p);
+/* Has @w been told of @x and not yet said that it unmapped it? */
+bool win_holds(const struct mm_win *w, const struct mm_extent *x);
 /* The same whatever is in use, for mm_destroy(). */
 bool pool_abandon(struct mm_pool *p);
 int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,

@@ -370,13 +370,12 @@ void extent_reopen(struct mm_pool *p, uint32_t no)
 	p->extents_going--;
 }
 
-/* Has @w been told of @e and not yet said that it unmapped it? */
-static bool win_holds(const struct mm_win *w, const struct mm_extent *e)
+bool win_holds(const struct mm_win *w, const struct mm_extent *x)
 {
-	if (w->closed || w->client->exited || w->told_seq < e->up_seq)
+	if (w->closed || w->client->exited || w->told_seq < x->up_seq)
 		return false;
-	return w->synced_seq < e->down_seq ||
-	       bitmap_shared_test(w->bitmap, e->no);
+	return w->synced_seq < x->down_seq ||
+	       bitmap_shared_test(w->bitmap, x->no);
 }
 
 static bool extent_held(const struct mm_pool *p, const struct mm_extent *e)
