@@ -1,0 +1,505 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mm with two nodes and a client, see tier_rig.h. */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/mm/tier.h"
+#include "ipc/base/bitmap.h"
+#include "ipc/base/clock.h"
+#include "tests/lib/pattern.h"
+#include "tests/lib/tier_rig.h"
+#include "tests/lib/unit.h"
+
+/* -- answers ----------------------------------------------------------------- */
+
+static void ops_complete(struct mm_client *c, struct mm_win *win,
+			 const struct ring_cqe *cqe,
+			 const struct ring_result *res)
+{
+	struct rig *r = mm_client_arg(c);
+	struct rig_answer *a;
+
+	assert_true(r->nr_answers < RIG_ANSWERS);
+	assert_true(cqe->n <= ARRAY_SIZE(a->res));
+	a = &r->answer[r->nr_answers++];
+	a->tag = cqe->tag;
+	a->result = cqe->result;
+	a->n = cqe->n;
+	a->win = win;
+	if (cqe->n)
+		memcpy(a->res, res, cqe->n * sizeof(*res));
+}
+
+static void ops_index_grew(struct mm_space *sp)
+{
+}
+
+static void ops_member(struct mm_client *c, struct mm_client *peer, bool gone)
+{
+}
+
+static void ops_kick(struct mm_client *c)
+{
+}
+
+static void ops_evict(struct mm_client *c, const char *why)
+{
+	fail_msg("the client was to be evicted: %s", why);
+}
+
+static const struct mm_ops rig_ops = {
+	.complete	= ops_complete,
+	.index_grew	= ops_index_grew,
+	.member		= ops_member,
+	.kick_client	= ops_kick,
+	.evict_client	= ops_evict,
+};
+
+bool rig_answer(struct rig *r, uint64_t tag, unsigned int ms,
+		struct rig_answer *a)
+{
+	uint64_t deadline = deadline_in(ms * NSEC_PER_MSEC);
+	unsigned int i;
+
+	do {
+		for (i = 0; i < r->nr_answers; i++) {
+			if (r->answer[i].tag != tag)
+				continue;
+			*a = r->answer[i];
+			r->answer[i] = r->answer[--r->nr_answers];
+			return true;
+		}
+		rig_poll(r);
+	} while (!deadline_past(deadline));
+	return false;
+}
+
+void rig_answer_put(struct rig *r, const struct rig_answer *a)
+{
+	uint32_t i;
+
+	for (i = 0; i < a->n; i++)
+		if (a->res[i].frame)
+			mm_handover_put(a->win, a->res[i].frame);
+}
+
+/* -- beginning and end --------------------------------------------------------- */
+
+static size_t rig_describe(const struct rig *r, uint8_t *buf)
+{
+	struct kvmm_seg seg = {
+		.bytes = r->o.page_bytes, .align = 64,
+		.what = KVMM_SEG_KV, .shard = KVMM_MIRROR,
+	};
+	struct kvmm_seg big = seg;
+	struct kvmm_class cls[2] = {
+		{ .name = "kv", .page_bytes = seg.bytes, .nsegs = 1,
+		  .segs = &seg },
+		{ .name = "big", .page_bytes = r->o.big_bytes, .nsegs = 1,
+		  .segs = &big },
+	};
+	struct kvmm_group group[3] = {
+		{ .class_ix = 0, .rule = KVMM_FULL, .block_tokens = 16 },
+		{ .class_ix = 0, .rule = KVMM_WINDOW, .block_tokens = 16,
+		  .window_pages = 4 },
+		{ .class_ix = 1, .rule = KVMM_FULL, .block_tokens = 16 },
+	};
+	struct kvmm_desc d = {
+		.size = sizeof(d), .model = "m", .revision = "1",
+		.kv_dtype = "bf16", .scale_format = "none", .layout = "nhd",
+		.abi_tag = "t", .salt = "", .world = 1, .nclasses = 2,
+		.ngroups = 3, .classes = cls, .groups = group,
+	};
+	struct errmsg e;
+	int len;
+
+	big.bytes = r->o.big_bytes;
+	len = desc_encode(&d, buf, &e);
+	if (len < 0)
+		fail_msg("%s", e.text);
+	return len;
+}
+
+static void rig_nodes(struct rig *r, struct mm_opts *mo)
+{
+	struct host_opts ho = {
+		.name = "dram0", .bytes = r->o.dram_bytes, .numa = -1,
+		.threads = 1,
+	};
+
+	assert_int_equal(host_create(&ho, &r->host), 0);
+	mo->nr_nodes = 1;
+	mo->node[0] = (struct mm_node_opts){
+		.node = r->host, .kind = KVMM_NODE_HOST,
+		.below = KVMM_NODE_NONE, .size_max = r->o.dram_bytes,
+		.extent_bytes = r->o.extent_bytes,
+	};
+	if (r->o.no_nvme)
+		return;
+	if (!r->o.nvme) {
+		r->blk = fake_blk_create(r->o.nvme_bytes, 1 << 20);
+		assert_non_null(r->blk);
+	}
+	r->nvme = r->blk ? &r->blk->n : r->o.nvme;
+	mo->nr_nodes = 2;
+	mo->node[0].below = 1;
+	mo->node[1] = (struct mm_node_opts){
+		.node = r->nvme, .kind = KVMM_NODE_NVME,
+		.below = KVMM_NODE_NONE, .size_max = r->o.nvme_bytes,
+	};
+}
+
+static void rig_client(struct rig *r)
+{
+	struct mm_client_opts co = {
+		.tenant = "default", .name = "test", .rights = KVMM_RW,
+		.mode = KVMM_MODE_ON, .pid = 1, .ledger = &r->ledger,
+		.arg = r,
+	};
+	static uint8_t desc[DESC_MAX_BYTES];
+	size_t len = rig_describe(r, desc);
+	struct errmsg e = { "" };
+	unsigned int i;
+
+	assert_int_equal(shm_create(&r->ledger, "ledger",
+				    sizeof(struct ledger), 0), 0);
+	assert_int_equal(mm_client_create(r->mm, &co, &r->c), 0);
+	if (mm_attach(r->c, desc, len, 0, &r->sp, &e))
+		fail_msg("%s", e.text);
+	for (i = 0; i < 2; i++) {
+		if (mm_win_open(r->c, r->sp, i, RIG_DRAM, KVMM_RW, &r->w[i],
+				&e))
+			fail_msg("%s", e.text);
+		r->mag_head[i] = 0;
+	}
+}
+
+void rig_start(struct rig *r, const struct rig_opts *o)
+{
+	struct mm_opts mo = {
+		.ops = &rig_ops, .epoch = 1,
+		.shrink_ack_ns = 200 * NSEC_PER_MSEC,
+	};
+	struct errmsg e = { "" };
+
+	memset(r, 0, sizeof(*r));
+	r->o = *o;
+	if (!r->o.page_bytes)
+		r->o.page_bytes = 4096;
+	if (!r->o.big_bytes)
+		r->o.big_bytes = 16384;
+	if (!r->o.extent_bytes)
+		r->o.extent_bytes = 8 * r->o.page_bytes;
+	r->ledger = (struct shm)SHM_INIT;
+	r->next_tag = 1;
+	r->answer = calloc(RIG_ANSWERS, sizeof(*r->answer));
+	r->hdr = aligned_alloc(64, sizeof(*r->hdr));
+	assert_true(r->answer && r->hdr);
+	memset(r->hdr, 0, sizeof(*r->hdr));
+	assert_int_equal(work_create("rig", 1, &r->pool), 0);
+	rig_nodes(r, &mo);
+	mo.hdr = r->hdr;
+	mo.pool = r->pool;
+	mo.direct_reclaim_ns = o->direct_reclaim_ns ? o->direct_reclaim_ns :
+						      5 * NSEC_PER_MSEC;
+	mo.fetch_ns = o->fetch_ns ? o->fetch_ns : 2 * NSEC_PER_SEC;
+	mo.policy = o->policy;
+	if (!mo.policy)
+		assert_int_equal(mm_policy_load("lru", &mo.policy, &e), 0);
+	if (mm_create(&mo, &r->mm, &e))
+		fail_msg("%s", e.text);
+	rig_client(r);
+	rig_run(r, 20);
+}
+
+void rig_client_exit(struct rig *r)
+{
+	if (!r->c)
+		return;
+	mm_client_disconnect(r->c);
+	mm_client_exit(r->c, NULL, NULL);
+	r->c = NULL;
+}
+
+void rig_stop(struct rig *r)
+{
+	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
+
+	if (!r->mm)
+		return;
+	assert_int_equal(mm_destroy(r->mm, deadline), 0);
+	assert_int_equal(node_destroy(r->nvme, deadline), 0);
+	assert_int_equal(node_destroy(r->host, deadline), 0);
+	assert_int_equal(work_destroy(r->pool, deadline), 0);
+	shm_fini(&r->ledger);
+	free(r->hdr);
+	free(r->answer);
+	memset(r, 0, sizeof(*r));
+}
+
+/* -- the loop ------------------------------------------------------------------ */
+
+/* The client maps at once whatever comes, and unmaps what must go. */
+static void rig_sync(struct rig *r, unsigned int cls)
+{
+	struct mm_extent_change ch[16];
+	struct mm_win *w = r->w[cls];
+	unsigned int n, i;
+	uint64_t seq;
+
+	if (!r->c || w->synced_seq ==
+	    atomic_load(&w->pool->table->extent_seq))
+		return;
+	n = mm_win_sync(w, w->synced_seq, 0, ch, 16, &seq);
+	for (i = 0; i < n; i++) {
+		if (ch[i].up)
+			bitmap_shared_set(w->bitmap, ch[i].no);
+		else
+			bitmap_shared_clear(w->bitmap, ch[i].no);
+	}
+	if (n < 16)
+		mm_win_sync(w, seq, 0, ch, 16, &seq);
+}
+
+void rig_poll(struct rig *r)
+{
+	struct timespec ts = { .tv_nsec = 20000 };
+	uint64_t next;
+
+	work_poll(r->pool, 0);
+	node_poll(r->host, 0);
+	if (r->nvme)
+		node_poll(r->nvme, 0);
+	rig_sync(r, 0);
+	rig_sync(r, 1);
+	next = mm_run(r->mm, now_ns());
+	if (next > now_ns())
+		nanosleep(&ts, NULL);
+}
+
+void rig_run(struct rig *r, unsigned int ms)
+{
+	uint64_t deadline = deadline_in(ms * NSEC_PER_MSEC);
+
+	do
+		rig_poll(r);
+	while (!deadline_past(deadline));
+}
+
+void rig_settle(struct rig *r, unsigned int ms)
+{
+	uint64_t deadline = deadline_in(ms * NSEC_PER_MSEC);
+	unsigned int quiet = 0;
+
+	do {
+		rig_poll(r);
+		if (list_empty(&r->mm->flights) &&
+		    list_empty(&r->mm->wbacks) && !work_pending(r->pool))
+			quiet++;
+		else
+			quiet = 0;
+	} while (quiet < 20 && !deadline_past(deadline));
+}
+
+void rig_check(struct rig *r)
+{
+	struct errmsg e = { "" };
+
+	if (mm_check(r->mm, &e))
+		fail_msg("%s", e.text);
+	assert_true(node_check(r->host));
+	if (r->nvme)
+		assert_true(node_check(r->nvme));
+}
+
+/* -- names ---------------------------------------------------------------------- */
+
+void rig_key(uint32_t chain, uint32_t i, uint8_t key[32])
+{
+	uint64_t w[4] = { chain + UINT64_C(1), i, ~(uint64_t)chain, ~0ull - i };
+
+	memcpy(key, w, sizeof(w));
+}
+
+struct page *rig_page(struct rig *r, unsigned int group, uint32_t chain,
+		      uint32_t i)
+{
+	uint64_t k[4];
+
+	rig_key(chain, i, (uint8_t *)k);
+	return page_find(r->sp, group, k);
+}
+
+enum copy_state rig_state(struct rig *r, unsigned int group, uint32_t chain,
+			  uint32_t i, unsigned int node)
+{
+	struct page *pg = rig_page(r, group, chain, i);
+
+	return pg ? pg->copy[node].state : COPY_NONE;
+}
+
+static unsigned int cls_of(unsigned int group)
+{
+	return group == RIG_BIG;
+}
+
+struct mm_pool *rig_pool(struct rig *r, unsigned int group, unsigned int node)
+{
+	return r->sp->pool[cls_of(group)][node];
+}
+
+const struct mm_counters *rig_count(struct rig *r, unsigned int node)
+{
+	return &r->mm->node[node].c;
+}
+
+/* -- what a client does ----------------------------------------------------------- */
+
+uint32_t rig_frame(struct rig *r, unsigned int group, unsigned int ms)
+{
+	uint64_t deadline = deadline_in(ms * NSEC_PER_MSEC);
+	unsigned int cls = cls_of(group);
+	struct mm_win *w = r->w[cls];
+	bool asked = false;
+
+	for (;;) {
+		uint32_t tail = atomic_load(&w->wl->mag_tail), f;
+
+		if (tail != r->mag_head[cls]) {
+			f = atomic_load(&w->mag[r->mag_head[cls] &
+						(w->mag_entries - 1)]);
+			atomic_store(&w->wl->mag_head, ++r->mag_head[cls]);
+			return f;
+		}
+		if (!asked)
+			mm_refill(w, 1);
+		else if (deadline_past(deadline))
+			return 0;
+		else
+			rig_poll(r);
+		asked = true;
+	}
+}
+
+int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i)
+{
+	uint32_t f = rig_frame(r, group, 20);
+	struct mm_win *w = r->w[cls_of(group)];
+	struct ring_pub pub = { .frame = f, .group = group, .pos = i * 16 };
+	struct ring_sqe sqe = { .op = RING_PUBLISH, .n = 1 };
+	struct rig_answer a;
+	struct kvmm_key k;
+
+	if (!f)
+		return -EAGAIN;
+	rig_key(chain, i, pub.key);
+	memcpy(k.b, pub.key, 32);
+	if (i)
+		rig_key(chain, i - 1, pub.parent);
+	pattern_fill(frame_addr(w->pool, f), w->pool->page_bytes, &k);
+	sqe.tag = r->next_tag++;
+	mm_publish(w, &sqe, &pub);
+	assert_true(rig_answer(r, sqe.tag, 1000, &a));
+	assert_int_equal(a.n, 1);
+	rig_answer_put(r, &a);
+	if (a.res[0].result)
+		mm_free(w, &f, 1, 0);
+	return a.res[0].result;
+}
+
+uint32_t rig_publish_chain(struct rig *r, unsigned int group, uint32_t chain,
+			   uint32_t n)
+{
+	uint32_t i;
+
+	for (i = 0; i < n; i++)
+		if (rig_publish(r, group, chain, i))
+			break;
+	return i;
+}
+
+void rig_pin(struct rig *r, unsigned int group, uint32_t frame, int by)
+{
+	atomic_fetch_add(&r->w[cls_of(group)]->pins[frame], by);
+}
+
+void rig_touch(struct rig *r, unsigned int group, uint32_t chain, uint32_t n)
+{
+	struct mm_win *w = r->w[cls_of(group)];
+	struct page *pg = rig_page(r, group, chain, n - 1);
+	struct ring_sqe sqe = { .op = RING_END, .n = n, .group = group };
+
+	if (!pg || pg->copy[RIG_DRAM].state != COPY_READY)
+		return;
+	sqe.frame = pg->copy[RIG_DRAM].frame;
+	sqe.arg = frame_word_of(w->pool, sqe.frame);
+	mm_touch(w, &sqe);
+}
+
+uint64_t rig_fetch(struct rig *r, unsigned int group, uint32_t chain,
+		   uint32_t first, uint32_t n, unsigned int ms)
+{
+	struct ring_sqe sqe = { .op = RING_FETCH, .n = n };
+	struct ring_key key[64] = { 0 };
+	uint32_t i;
+
+	assert_true(n <= ARRAY_SIZE(key));
+	for (i = 0; i < n; i++) {
+		rig_key(chain, first + i, key[i].key);
+		key[i].group = group;
+	}
+	sqe.tag = r->next_tag++;
+	if (ms)
+		sqe.arg = deadline_in(ms * NSEC_PER_MSEC);
+	mm_fetch(r->w[cls_of(group)], &sqe, key);
+	return sqe.tag;
+}
+
+bool rig_bytes_ok(struct rig *r, unsigned int group, uint32_t frame,
+		  uint32_t chain, uint32_t i)
+{
+	struct mm_pool *p = rig_pool(r, group, RIG_DRAM);
+	struct kvmm_key k;
+
+	rig_key(chain, i, k.b);
+	return !pattern_check(frame_addr(p, frame), p->page_bytes, &k);
+}
+
+uint32_t rig_fetch_check(struct rig *r, unsigned int group, uint32_t chain,
+			 uint32_t first, uint32_t n)
+{
+	uint64_t tag = rig_fetch(r, group, chain, first, n, 0);
+	struct rig_answer a;
+	uint32_t i, came = 0;
+
+	assert_true(rig_answer(r, tag, 5000, &a));
+	assert_int_equal(a.result, 0);
+	assert_int_equal(a.n, n);
+	for (i = 0; i < n; i++) {
+		if (a.res[i].result)
+			continue;
+		assert_true(a.res[i].frame);
+		if (!rig_bytes_ok(r, group, a.res[i].frame, chain, first + i))
+			fail_msg("wrong bytes in page %u of chain %u",
+				 first + i, chain);
+		came++;
+	}
+	rig_answer_put(r, &a);
+	return came;
+}
+
+void rig_push_down(struct rig *r, unsigned int group)
+{
+	struct mm_pool *p = rig_pool(r, group, RIG_DRAM);
+	unsigned int rounds;
+
+	for (rounds = 0; rounds < 200 && p->nr_pages; rounds++) {
+		struct reclaim_control rc = {
+			.want = 64, .max_scan = 4096,
+			.deadline_ns = deadline_in(NSEC_PER_SEC),
+		};
+
+		pool_reclaim(p, &rc);
+		rig_settle(r, 1000);
+	}
+}
