@@ -311,6 +311,9 @@ uint64_t node_next_deadline(const struct node *n);
  */
 void node_status(const struct node *n, char *buf, size_t len);
 
+/** node_state_name() - "online" ... */
+const char *node_state_name(enum node_state state);
+
 /** node_check() - conservation laws of @n, for assert(); true when they hold */
 bool node_check(const struct node *n);
 

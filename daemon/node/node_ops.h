@@ -70,6 +70,4 @@ void node_unpair_all(struct node *n);
 void node_set_state(struct node *n, enum node_state state,
 		    const char *fmt, ...) __printf(3, 4);
 
-const char *node_state_name(enum node_state state);
-
 #endif

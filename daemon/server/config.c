@@ -183,6 +183,17 @@ static int set_path(struct parse *p, const struct key *k, json_t *v, void *obj)
 	return set_string(p, k, v, obj);
 }
 
+/* Whether the file is there and may be trusted is mm_policy_load()'s to say. */
+static int set_policy(struct parse *p, const struct key *k, json_t *v,
+		      void *obj)
+{
+	const char *s = json_string_value(v);
+
+	if (!s || (s[0] != '/' && strcmp(s, "lru")))
+		return fail_value(p, k, v);
+	return set_string(p, k, v, obj);
+}
+
 static int set_file_mode(struct parse *p, const struct key *k, json_t *v,
 			 void *obj)
 {
@@ -345,8 +356,8 @@ static const struct key root_keys[] = {
 	{ "sockets", set_sockets, "an array of 1 to 64 objects",
 	  .sub = socket_keys },
 	{ "nodes", set_nodes, "an array of 1 to 16 objects", .sub = node_keys },
-	{ "policy", set_name, "\"lru\"",
-	  offsetof(struct config, policy), .hi = CONFIG_NAME },
+	{ "policy", set_policy, "\"lru\" or the absolute path of a plug-in",
+	  offsetof(struct config, policy), .hi = CONFIG_FILE_PATH },
 	{ "limits", set_object, "an object", .sub = limit_keys },
 	{ "timeouts", set_object, "an object", .sub = timeout_keys },
 	{ "spin_us", set_u32, "0 to 1000 microseconds",
@@ -620,11 +631,6 @@ static int judge_root(struct parse *p)
 	struct config *c = p->c;
 	unsigned int i;
 
-	if (strcmp(c->policy, "lru")) {
-		step_key(p, "policy");
-		return fail(p, "there is no policy \"%.40s\"; allowed: \"lru\"",
-			    c->policy);
-	}
 	for (i = 0; i < c->nr_sockets; i++)
 		if (!strcmp(c->socket[i].path, c->admin_socket))
 			return fail(p, "sockets[%u] has the path of the admin "

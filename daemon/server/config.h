@@ -81,7 +81,7 @@ struct config_node {
 struct config {
 	char		state_dir[CONFIG_FILE_PATH];
 	char		admin_socket[CONFIG_SUN_PATH];
-	char		policy[CONFIG_NAME];
+	char		policy[CONFIG_FILE_PATH];	/* for mm_policy_load() */
 	uint32_t	nr_sockets;
 	uint32_t	nr_nodes;
 	struct config_socket socket[CONFIG_MAX_SOCKETS];

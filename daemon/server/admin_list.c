@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Lists for administrators: spaces, clients, pins; and the dump for tests. */
+#include <errno.h>
+#include <string.h>
+
+#include "daemon/server/admin_json.h"
+#include "daemon/server/config_words.h"
+#include "ipc/base/clock.h"
+
+/* A page in the dump is some 400 bytes of text; the reply has an end. */
+#define DUMP_MAX_PAGES	120000u
+#define PIN_OLD_NS	(600 * NSEC_PER_SEC)
+
+struct list_arg {
+	struct server	*s;
+	const char	*what;
+	json_t		*list;
+	uint64_t	n;
+};
+
+/* -- spaces ------------------------------------------------------------------------------- */
+
+static const struct word rule_words[] = {
+	{ "full", KVMM_FULL }, { "window", KVMM_WINDOW },
+	{ "last", KVMM_LAST }, { "blob", KVMM_BLOB }, { NULL, 0 }
+};
+
+static json_t *classes_json(const struct desc *d)
+{
+	json_t *list = json_array();
+	unsigned int i;
+
+	for (i = 0; i < d->nclasses; i++)
+		json_array_append_new(list, json_pack("{s:s, s:I, s:i}",
+			"name", d->cls[i].name,
+			"page_bytes", (json_int_t)d->cls[i].page_bytes,
+			"segments", (int)d->cls[i].nsegs));
+	return list;
+}
+
+static json_t *groups_json(const struct desc *d)
+{
+	json_t *list = json_array();
+	unsigned int i;
+
+	for (i = 0; i < d->ngroups; i++)
+		json_array_append_new(list, json_pack("{s:i, s:s, s:i, s:i}",
+			"class", (int)d->group[i].class_ix,
+			"rule", word_of(rule_words, d->group[i].rule),
+			"block_tokens", (int)d->group[i].block_tokens,
+			"window_pages", (int)d->group[i].window_pages));
+	return list;
+}
+
+static json_t *node_bytes_json(struct server *s, const uint64_t *bytes)
+{
+	json_t *o = json_object();
+	unsigned int i;
+
+	for (i = 0; i < s->nr_nodes; i++)
+		json_object_set_new(o, s->node[i]->name, json_u64(bytes[i]));
+	return o;
+}
+
+static void list_space(const struct mm_space_info *si, void *arg)
+{
+	struct list_arg *l = arg;
+	const struct desc *d = si->desc;
+	json_t *o;
+
+	if (!admin_space_is(si, l->what))
+		return;
+	o = json_pack("{s:i, s:o, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I}",
+		      "space", (int)si->ix,
+		      "id", json_bytes_hex(si->id, sizeof(si->id)),
+		      "tenant", si->tenant,
+		      "mode", word_of(mode_words, si->mode),
+		      "clients", (int)si->clients,
+		      "pages", (json_int_t)si->pages,
+		      "index_lines", (json_int_t)si->index_lines,
+		      "index_used", (json_int_t)si->index_used,
+		      "metadata", (json_int_t)si->metadata_bytes,
+		      "ghost_pages", (json_int_t)si->ghost_pages,
+		      "ghost_hits", (json_int_t)si->ghost_hits);
+	json_object_update_new(o, json_pack(
+		      "{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:o, s:o, s:o}",
+		      "model", d->model, "revision", d->revision,
+		      "kv_dtype", d->kv_dtype,
+		      "scale_format", d->scale_format,
+		      "layout", d->layout, "abi_tag", d->abi_tag,
+		      "world", (int)d->world,
+		      "classes", classes_json(d), "groups", groups_json(d),
+		      "bytes", node_bytes_json(l->s, si->bytes)));
+	json_array_append_new(l->list, o);
+	l->n++;
+}
+
+int cmd_space(struct server *s, const json_t *req, json_t *r,
+	      struct errmsg *e)
+{
+	char buf[32];
+	struct list_arg l = { .s = s, .list = json_array() };
+
+	l.what = admin_space_arg(req, buf, sizeof(buf));
+	mm_for_each_space(s->mm, list_space, &l);
+	json_object_set_new(r, "spaces", l.list);
+	if (l.what && !l.n)
+		return errmsg_set(e, -ENOENT, "no space is \"%.64s\"", l.what);
+	return 0;
+}
+
+/* -- clients ------------------------------------------------------------------------------ */
+
+static const struct word engine_state_words[] = {
+	{ "forming", ENGINE_FORMING }, { "alive", ENGINE_ALIVE },
+	{ "dying", ENGINE_DYING }, { NULL, 0 }
+};
+
+static void list_client(struct mm_client *c, const struct mm_client_info *ci,
+			void *arg)
+{
+	const struct session *ss = mm_client_arg(c);
+	const struct ring *rg = &ss->ring;
+	struct list_arg *l = arg;
+	json_t *o;
+
+	o = json_pack("{s:i, s:s, s:s, s:i, s:i, s:b, s:i, s:i, s:i, s:b, s:b}",
+		      "client", (int)ss->no,
+		      "name", ci->name, "tenant", ci->tenant,
+		      "pid", (int)ci->pid, "uid", (int)ss->cred_uid,
+		      "foreign", ss->foreign,
+		      "engine", (int)ci->engine,
+		      "rank", (int)ci->rank, "world", (int)ci->world,
+		      "leader", !!(ci->flags & KVMM_LEADER),
+		      "no_step", !!(ci->flags & KVMM_NO_STEP));
+	json_object_update_new(o, json_pack(
+		      "{s:s, s:s, s:s, s:I, s:I, s:I, s:b, s:b, s:I}",
+		      "socket", ss->via->cfg->name,
+		      "rights", word_of(right_words, ci->rights),
+		      "state", word_of(engine_state_words, ci->state),
+		      "step", (json_int_t)ci->step,
+		      "open_frames", (json_int_t)ci->open_frames,
+		      "pins", (json_int_t)ci->pins,
+		      "connected", ci->connected, "exited", ci->exited,
+		      "since_ms", (json_int_t)((now_ns() - ss->since_ns) /
+					       NSEC_PER_MSEC)));
+	json_object_update_new(o, json_pack("{s:i, s:i, s:i, s:i, s:I, s:I}",
+		      "spaces", (int)ss->nr_spaces, "windows", (int)ss->nr_wins,
+		      "in_flight", (int)rg->ops,
+		      "backlog", (int)rg->backlog_slots,
+		      "submissions", (json_int_t)rg->submissions,
+		      "completions", (json_int_t)rg->completions));
+	json_array_append_new(l->list, o);
+}
+
+int cmd_client(struct server *s, const json_t *req, json_t *r,
+	       struct errmsg *e)
+{
+	struct list_arg l = { .s = s, .list = json_array() };
+
+	mm_for_each_client(s->mm, list_client, &l);
+	json_object_set_new(r, "clients", l.list);
+	return 0;
+}
+
+/* -- pins --------------------------------------------------------------------------------- */
+
+/**
+ * struct held - what a client's request slots say of a space
+ *
+ * The slots are the client's own words: good enough for people, never asked
+ * when something is reclaimed.
+ */
+struct held {
+	unsigned int	requests;
+	uint64_t	oldest_ns;
+	uint64_t	id, session;	/* of the oldest */
+};
+
+static void requests_of(const struct session *ss, uint32_t space,
+			struct held *h)
+{
+	const struct ledger_req *rq = ring_requests(ss);
+	unsigned int i;
+
+	*h = (struct held){ .oldest_ns = UINT64_MAX };
+	/* relaxed: the client may change any of them while we look */
+	for (i = 0; i < LEDGER_REQ_SLOTS; i++, rq++) {
+		uint64_t start;
+
+		if (!atomic_load_explicit(&rq->state, memory_order_relaxed) ||
+		    !atomic_load_explicit(&rq->nr_pins, memory_order_relaxed) ||
+		    atomic_load_explicit(&rq->space, memory_order_relaxed) !=
+		    space)
+			continue;
+		h->requests++;
+		start = atomic_load_explicit(&rq->start_ns,
+					     memory_order_relaxed);
+		if (start >= h->oldest_ns)
+			continue;
+		h->oldest_ns = start;
+		h->id = atomic_load_explicit(&rq->id, memory_order_relaxed);
+		h->session = atomic_load_explicit(&rq->session,
+						  memory_order_relaxed);
+	}
+}
+
+static void list_pin(const struct mm_pin_info *pi, void *arg)
+{
+	const struct session *ss = mm_client_arg(pi->client);
+	struct list_arg *l = arg;
+	uint64_t now = now_ns();
+	struct held h;
+	json_t *o;
+
+	requests_of(ss, pi->space, &h);
+	o = json_pack("{s:i, s:s, s:s, s:i, s:i, s:i, s:s, s:I, s:I, s:b, s:i}",
+		      "client", (int)ss->no, "name", pi->name,
+		      "tenant", pi->tenant, "pid", (int)pi->pid,
+		      "space", (int)pi->space, "class", (int)pi->cls,
+		      "node", l->s->node[pi->node]->name,
+		      "pins", (json_int_t)pi->pins,
+		      "frames", (json_int_t)pi->frames,
+		      "exited", pi->exited,
+		      "requests", (int)h.requests);
+	if (h.requests && h.oldest_ns <= now) {
+		json_object_update_new(o, json_pack("{s:I, s:b, s:I, s:I}",
+			"oldest_ms", (json_int_t)((now - h.oldest_ns) /
+						  NSEC_PER_MSEC),
+			"old", now - h.oldest_ns > PIN_OLD_NS,
+			"oldest_request", (json_int_t)h.id,
+			"oldest_session", (json_int_t)h.session));
+	}
+	json_array_append_new(l->list, o);
+}
+
+int cmd_pins(struct server *s, const json_t *req, json_t *r,
+	     struct errmsg *e)
+{
+	struct list_arg l = { .s = s, .list = json_array() };
+
+	mm_for_each_pin(s->mm, list_pin, &l);
+	json_object_set_new(r, "pins", l.list);
+	return 0;
+}
+
+/* -- the dump ----------------------------------------------------------------------------- */
+
+static const char *const copy_states[] = { "none", "loading", "writing", "ready" };
+
+static json_t *copies_json(struct server *s, const struct mm_page_info *pi)
+{
+	json_t *list = json_array();
+	unsigned int i;
+
+	for (i = 0; i < s->nr_nodes; i++) {
+		json_t *o;
+
+		if (!pi->copy[i].state || pi->copy[i].state > 3)
+			continue;
+		o = json_pack("{s:s, s:s}", "node", s->node[i]->name,
+			      "state", copy_states[pi->copy[i].state]);
+		if (s->node[i]->kind == NODE_MEM)
+			json_object_update_new(o, json_pack("{s:I, s:o, s:I}",
+				"frame", (json_int_t)pi->copy[i].frame,
+				"word", json_hex(pi->copy[i].word),
+				"pins", (json_int_t)pi->copy[i].pins));
+		else
+			json_object_set_new(o, "slot",
+					    json_u64(pi->copy[i].slot));
+		json_array_append_new(list, o);
+	}
+	return list;
+}
+
+static void list_page(const struct mm_page_info *pi, void *arg)
+{
+	struct list_arg *l = arg;
+
+	if (l->n++ >= DUMP_MAX_PAGES)
+		return;
+	json_array_append_new(l->list, json_pack(
+		"{s:i, s:i, s:o, s:o, s:I, s:I, s:o}",
+		"space", (int)pi->space, "group", (int)pi->group,
+		"key", json_bytes_hex(pi->key, sizeof(pi->key)),
+		"parent", pi->has_parent
+			? json_bytes_hex(pi->parent, sizeof(pi->parent))
+			: json_null(),
+		"raw_bytes", (json_int_t)pi->raw_bytes,
+		"pos", (json_int_t)pi->pos,
+		"copies", copies_json(l->s, pi)));
+}
+
+static json_t *dump_nodes(struct server *s)
+{
+	json_t *list = json_array();
+	unsigned int i;
+
+	for (i = 0; i < s->nr_nodes; i++) {
+		struct mm_node_stat st;
+
+		mm_node_stat(s->mm, i, &st);
+		json_array_append_new(list, json_pack(
+			"{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+			"name", st.node->name,
+			"kind", word_of(kind_words, st.kind),
+			"capacity", (json_int_t)st.node->capacity,
+			"used", (json_int_t)st.node->used,
+			"bytes_pages", (json_int_t)st.bytes_pages,
+			"frames", (json_int_t)st.frames,
+			"frames_free", (json_int_t)st.frames_free,
+			"frames_open", (json_int_t)st.frames_open,
+			"frames_magazine", (json_int_t)st.frames_magazine,
+			"frames_loading", (json_int_t)st.frames_loading,
+			"frames_ready", (json_int_t)st.frames_ready,
+			"frames_quarantine",
+			(json_int_t)st.frames_quarantine));
+	}
+	return list;
+}
+
+int cmd_dump(struct server *s, const json_t *req, json_t *r,
+	     struct errmsg *e)
+{
+	struct list_arg l = { .s = s, .list = json_array() };
+
+	mm_for_each_page(s->mm, list_page, &l);
+	json_object_set_new(r, "epoch", json_hex(s->epoch));
+	json_object_set_new(r, "nodes", dump_nodes(s));
+	json_object_set_new(r, "pages", l.list);
+	if (l.n > DUMP_MAX_PAGES)
+		return errmsg_set(e, -EMSGSIZE, "%llu pages are too many for a "
+				  "dump (%u)", (unsigned long long)l.n,
+				  DUMP_MAX_PAGES);
+	return 0;
+}

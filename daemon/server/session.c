@@ -1,0 +1,706 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A session is a client process, and its life is the process's, not the
+ * socket's:
+ *
+ *	GREETING -> LIVE -> CLOSED -> EXITING -> GONE
+ *	    |         \________________^
+ *	    \-> GONE
+ *
+ * A closed socket ends what the client can ask for; what it has pinned stays
+ * until its pidfd says that the process is gone, since it may still read. One
+ * exception: a process that is an engine of one, and has closed all its windows
+ * before it hung up, reads nothing any more and goes at once. So a process may open and close connections as often as it likes, while
+ * one that keeps tearing them open is refused after %SESSION_MAX_OLD.
+ *
+ * Nothing is freed, and no socket is closed, in the middle of a round: who must
+ * go is marked (session_doom(), over) and reaped at its end. So any function
+ * here may be called from any callback.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/server/server.h"
+#include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
+
+#define HELLO_NS	(2 * NSEC_PER_SEC)
+#define SLOW_NS		(5 * NSEC_PER_SEC)	/* to read what waits */
+#define RETRY_NS	(20 * NSEC_PER_MSEC)
+#define PAUSE_NS	(100 * NSEC_PER_MSEC)
+#define ACCEPTS		16	/* connections a listener and round */
+#define MESSAGES	8	/* of one client a round */
+/* What may wait for a client that does not read: set-up messages only. */
+#define OUT_MAX		1024
+#define OUT_MAX_FDS	2048
+
+static const struct {
+	const char	*name;
+	const char	*text;
+} rejects[NR_REJECTS] = {
+	[REJECT_NONE]		= { "none", "nothing" },
+	[REJECT_HELLO_LATE]	= { "hello_late", "said no hello in 2 s" },
+	[REJECT_IDENTITY]	= { "identity", "cannot be identified" },
+	[REJECT_ABI]		= { "abi", "speaks another ABI" },
+	[REJECT_FULL]		= { "full", "too many clients" },
+	[REJECT_MSG_BAD]	= { "msg_bad", "sent what is not a message" },
+	[REJECT_MSG_TYPE]	= { "msg_type", "sent a message out of place" },
+	[REJECT_MSG_SHORT]	= { "msg_short", "sent a message of a wrong length" },
+	[REJECT_SLOW]		= { "slow", "does not read its socket" },
+	[REJECT_SQ_TAIL]	= { "sq_tail", "wrote an impossible submission tail" },
+	[REJECT_CQ_HEAD]	= { "cq_head", "wrote an impossible completion head" },
+	[REJECT_SQE_OP]		= { "sqe_op", "submitted an unknown operation" },
+	[REJECT_SQE_ARRAY]	= { "sqe_array", "submitted an array out of bounds" },
+	[REJECT_SQE_FRAME]	= { "sqe_frame", "freed a frame that is not its own" },
+	[REJECT_LIMIT]		= { "limit", "is over a limit" },
+	[REJECT_NOMEM]		= { "nomem", "the daemon is out of memory or descriptors" },
+};
+
+const char *reject_name(enum reject why)
+{
+	return rejects[why].name;
+}
+
+const char *reject_text(enum reject why)
+{
+	return rejects[why].text;
+}
+
+void server_reject(struct server *s, enum reject why)
+{
+	s->c.reject[why]++;
+}
+
+/* -- sending ------------------------------------------------------------------------ */
+
+/* A message that the socket did not take; owns its descriptors. */
+struct out_msg {
+	struct list	link;
+	unsigned int	nr_fds;
+	int		fd[WIRE_MAX_FDS];
+	_Alignas(16) uint8_t buf[];
+};
+
+static void out_free(struct session *ss, struct out_msg *m)
+{
+	ss->nr_out--;
+	ss->out_fds -= m->nr_fds;
+	list_del(&m->link);
+	close_fds(m->fd, m->nr_fds);
+	free(m);
+}
+
+static void session_over(struct session *ss)
+{
+	ss->over = true;
+	ss->server->sessions_doomed = true;
+}
+
+/*
+ * While something waits no request is read, so a client that does not read is
+ * asked to wait by its own full socket. Writability alone is no signal: the
+ * kernel also refuses while too many descriptors are in flight, hence the
+ * retries by time.
+ */
+static int out_queue(struct session *ss, const struct wire_hdr *h,
+		     const int *fds, unsigned int nr_fds)
+{
+	struct out_msg *m;
+	unsigned int i;
+
+	if (ss->nr_out >= OUT_MAX || ss->out_fds + nr_fds > OUT_MAX_FDS) {
+		session_doom(ss, REJECT_SLOW, "%u messages wait for it",
+			     ss->nr_out);
+		return -ENOBUFS;
+	}
+	m = malloc(sizeof(*m) + h->len);
+	if (!m)
+		goto out_nomem;
+	list_init(&m->link);
+	memcpy(m->buf, h, h->len);
+	m->nr_fds = nr_fds;
+	for (i = 0; i < nr_fds; i++) {
+		m->fd[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
+		if (m->fd[i] < 0) {
+			close_fds(m->fd, i);
+			free(m);
+			goto out_nomem;
+		}
+	}
+	list_add_tail(&ss->out, &m->link);
+	ss->nr_out++;
+	ss->out_fds += nr_fds;
+	if (ss->nr_out == 1) {
+		uint64_t now = now_ns();
+
+		ss->deadline_ns = now + SLOW_NS;
+		ss->retry_ns = now + RETRY_NS;
+		sessions_arm(ss->server, ss->retry_ns);
+		loop_mod(ss->server, &ss->sock, EPOLLOUT | EPOLLET);
+	}
+	return 0;
+
+out_nomem:
+	session_doom(ss, REJECT_NOMEM, "no memory for a message");
+	return -ENOMEM;
+}
+
+int session_send(struct session *ss, struct wire_hdr *h, const int *fds,
+		 unsigned int nr_fds)
+{
+	int err;
+
+	if (ss->sock.fd < 0 || ss->doom || ss->over)
+		return -EPIPE;
+	if (!ss->nr_out) {
+		err = sock_send(ss->sock.fd, h, fds, nr_fds);
+		if (!err)
+			return 0;
+		if (err != -EAGAIN) {
+			session_over(ss);
+			return err;
+		}
+	}
+	return out_queue(ss, h, fds, nr_fds);
+}
+
+static void out_flush(struct session *ss)
+{
+	struct out_msg *m;
+	int err = 0;
+
+	if (!ss->nr_out || ss->doom || ss->over)
+		return;
+	while ((m = list_first(&ss->out, struct out_msg, link))) {
+		err = sock_send(ss->sock.fd, (struct wire_hdr *)m->buf, m->fd,
+				m->nr_fds);
+		if (err)
+			break;
+		out_free(ss, m);
+		ss->deadline_ns = now_ns() + SLOW_NS;
+	}
+	if (!err)
+		loop_mod(ss->server, &ss->sock, EPOLLIN);
+	else if (err != -EAGAIN)
+		session_over(ss);
+}
+
+static void fill_error(struct wire_error *m, uint32_t seq, int err,
+		       const char *sentence)
+{
+	*m = (struct wire_error){
+		.h	= { .type = WIRE_ERROR, .len = sizeof(*m), .seq = seq },
+		.err	= err,
+	};
+	snprintf(m->sentence, sizeof(m->sentence), "%s", sentence);
+}
+
+void session_send_error(struct session *ss, uint32_t seq, int err,
+			const char *sentence)
+{
+	struct wire_error m;
+
+	fill_error(&m, seq, err, sentence);
+	ss->told_off = !session_send(ss, &m.h, NULL, 0);
+}
+
+void session_doom(struct session *ss, enum reject why, const char *fmt, ...)
+{
+	struct server *s = ss->server;
+	va_list ap;
+
+	if (ss->doom || ss->over || ss->state > SESSION_LIVE)
+		return;
+	ss->doom = why;
+	va_start(ap, fmt);
+	vsnprintf(ss->doom_text, sizeof(ss->doom_text), fmt, ap);
+	va_end(ap);
+	s->sessions_doomed = true;
+	server_reject(s, why);
+	if (log_pass(&s->reject_rate[why]))
+		log_warn("client %u (%s, pid %d, tenant %s) %s: %s: disconnected",
+			 ss->no, ss->name[0] ? ss->name : "no name",
+			 (int)(ss->cred_pid ? ss->cred_pid : ss->hello_pid),
+			 ss->via->cfg->tenant, reject_text(why), ss->doom_text);
+}
+
+/* -- members and indexes ------------------------------------------------------------- */
+
+static int told_find(const struct session *ss, uint32_t no)
+{
+	unsigned int i;
+
+	for (i = 0; i < ss->nr_told; i++)
+		if (ss->told[i] == no)
+			return (int)i;
+	return -1;
+}
+
+void session_tell_member(struct session *ss, struct session *peer, bool gone)
+{
+	struct wire_member m = {
+		.h	= { .type = WIRE_MEMBER, .len = sizeof(m) },
+		.rank	= mm_client_rank(peer->mc),
+		.flags	= mm_client_flags(peer->mc),
+		.world	= mm_client_world(peer->mc),
+		.gone	= gone,
+		.ledger_bytes = peer->ledger_shm.bytes,
+	};
+	int at = told_find(ss, peer->no);
+
+	/* mm tells of changes, a join of everybody: once is enough */
+	if (ss->state != SESSION_LIVE || ss == peer || gone != (at >= 0))
+		return;
+	if (gone)
+		ss->told[at] = ss->told[--ss->nr_told];
+	else if (ss->nr_told < ARRAY_SIZE(ss->told))
+		ss->told[ss->nr_told++] = peer->no;
+	session_send(ss, &m.h, &peer->ledger_shm.ro_fd, gone ? 0 : 1);
+}
+
+static void tell_one(struct mm_client *peer, void *arg)
+{
+	session_tell_member(arg, mm_client_arg(peer), false);
+}
+
+void session_tell_members(struct session *ss)
+{
+	mm_client_members(ss->mc, tell_one, ss);
+}
+
+void session_tell_index(struct session *ss, struct mm_space *sp)
+{
+	const struct shm *ix = mm_space_index(sp);
+	struct wire_index m = {
+		.h	= { .type = WIRE_INDEX, .len = sizeof(m) },
+		.space	= mm_space_ix(sp),
+		.epoch	= mm_space_index_epoch(sp),
+		.bytes	= ix->bytes,
+	};
+	unsigned int i;
+
+	for (i = 0; i < ss->nr_spaces; i++) {
+		if (ss->space[i] != sp || ss->space_epoch[i] == m.epoch)
+			continue;
+		ss->space_epoch[i] = m.epoch;
+		session_send(ss, &m.h, &ix->ro_fd, 1);
+	}
+}
+
+/* -- receiving ----------------------------------------------------------------------- */
+
+static void sock_ready(struct source *src, uint32_t events)
+{
+	struct session *ss = container_of(src, struct session, sock);
+	struct sock_msg *m = &ss->server->msg;
+	unsigned int i;
+
+	if (events & EPOLLOUT)
+		out_flush(ss);
+	for (i = 0; i < MESSAGES && !ss->nr_out; i++) {
+		int err;
+
+		if (ss->doom || ss->over)
+			return;
+		err = sock_recv(src->fd, m);
+		if (err == -EAGAIN)
+			return;
+		if (err == -EPROTO)
+			session_doom(ss, REJECT_MSG_BAD, "%s", "bad packet");
+		else if (err == -EMFILE)
+			session_doom(ss, REJECT_NOMEM, "out of descriptors");
+		else if (err)
+			session_over(ss);
+		else
+			session_request(ss, m);
+		sock_msg_close_fds(m);
+	}
+	if (ss->nr_out && (events & (EPOLLHUP | EPOLLERR)))
+		session_over(ss);
+}
+
+/* Nobody reads the eventfd: an edge a write is all that is wanted. */
+static void bell_ready(struct source *src, uint32_t events)
+{
+	struct session *ss = container_of(src, struct session, bell);
+
+	ss->server->c.doorbells++;
+	if (ss->state == SESSION_LIVE)
+		mm_step_done(ss->mc);
+}
+
+static void pid_ready(struct source *src, uint32_t events)
+{
+	session_exited(container_of(src, struct session, pid));
+}
+
+/* -- the beginning -------------------------------------------------------------------- */
+
+/* Refuse before there is a session; the peer may or may not read it. */
+static void refuse(struct server *s, int fd, enum reject why, int err,
+		   const char *sentence)
+{
+	struct wire_error m;
+
+	server_reject(s, why);
+	if (log_pass(&s->reject_rate[why]))
+		log_warn("connection refused: %s", sentence);
+	fill_error(&m, 0, err, sentence);
+	sock_send(fd, &m.h, NULL, 0);
+}
+
+int session_create(struct server *s, struct listener *via, int fd,
+		   struct session **ret)
+{
+	struct session *ss;
+	int err;
+
+	if (s->nr_greeting >= SERVER_MAX_GREETING) {
+		refuse(s, fd, REJECT_FULL, -EUSERS,
+		       "too many connections have not said hello yet");
+		close(fd);
+		return -EUSERS;
+	}
+	ss = calloc(1, sizeof(*ss));
+	if (!ss) {
+		close(fd);
+		return -ENOMEM;
+	}
+	ss->server = s;
+	ss->via = via;
+	ss->no = ++s->session_seq;
+	ss->state = SESSION_GREETING;
+	ss->sock = ss->pid = ss->bell = (struct source)SOURCE_INIT;
+	ss->sock.ready = sock_ready;
+	ss->pid.ready = pid_ready;
+	ss->bell.ready = bell_ready;
+	ss->notify_fd = -1;
+	ss->ledger_shm = (struct shm)SHM_INIT;
+	ss->watch_ix = -1;
+	ss->since_ns = now_ns();
+	ss->deadline_ns = ss->since_ns + HELLO_NS;
+	list_init(&ss->out);
+	list_init(&ss->ring.held);
+	list_init(&ss->ring.backlog);
+	err = loop_add(s, &ss->sock, fd, EPOLLIN);
+	if (err) {
+		close(fd);
+		free(ss);
+		return err;
+	}
+	list_add_tail(&s->sessions, &ss->link);
+	s->nr_sessions++;
+	s->nr_greeting++;
+	via->sessions++;
+	via->accepted++;
+	s->c.accepted++;
+	sessions_arm(s, ss->deadline_ns);
+	if (ret)
+		*ret = ss;
+	return 0;
+}
+
+static void listener_pause(struct listener *l, int err)
+{
+	struct server *s = l->server;
+
+	if (log_pass(&s->accept_rate))
+		log_err("socket %s: accept: %s; trying again in 100 ms",
+			l->cfg->name, strerror(-err));
+	l->paused_ns = now_ns() + PAUSE_NS;
+	loop_mod(s, &l->src, 0);
+	sessions_arm(s, l->paused_ns);
+}
+
+static void listener_ready(struct source *src, uint32_t events)
+{
+	struct listener *l = container_of(src, struct listener, src);
+	unsigned int i;
+
+	for (i = 0; i < ACCEPTS; i++) {
+		int fd = sock_accept(src->fd);
+
+		if (fd == -EAGAIN)
+			return;
+		if (fd < 0) {
+			/* it would stay readable: do not spin on it */
+			listener_pause(l, fd);
+			return;
+		}
+		session_create(l->server, l, fd, NULL);
+	}
+}
+
+int listener_add(struct server *s, const struct config_socket *cfg,
+		 int inherited_fd, struct errmsg *e)
+{
+	struct listener *l = &s->listener[s->nr_listeners];
+	int fd = inherited_fd, err;
+
+	if (fd < 0) {
+		fd = sock_listen(cfg->path, cfg->file_mode);
+		if (fd < 0)
+			return errmsg_set(e, fd, "socket %.108s: %s", cfg->path,
+					  fd == -EADDRINUSE
+					  ? "somebody else serves there"
+					  : strerror(-fd));
+	}
+	*l = (struct listener){
+		.src		= { .fd = -1, .ready = listener_ready },
+		.server		= s,
+		.ix		= s->nr_listeners,
+		.cfg		= cfg,
+		.inherited	= inherited_fd >= 0,
+	};
+	err = loop_add(s, &l->src, fd, EPOLLIN);
+	if (err) {
+		close(fd);
+		return errmsg_set(e, err, "socket %.108s: epoll: %s", cfg->path,
+				  strerror(-err));
+	}
+	s->nr_listeners++;
+	return 0;
+}
+
+void listeners_close(struct server *s)
+{
+	unsigned int i;
+
+	for (i = 0; i < s->nr_listeners; i++) {
+		struct listener *l = &s->listener[i];
+		int fd = l->src.fd;
+
+		if (fd < 0)
+			continue;
+		if (!l->inherited)
+			unlink(l->cfg->path);
+		loop_del(s, &l->src);
+		close(fd);
+	}
+}
+
+int session_welcomed(struct session *ss)
+{
+	struct server *s = ss->server;
+	struct watch *w = &s->watch[s->nr_watch];
+
+	ss->watch_ix = (int)s->nr_watch++;
+	*w = (struct watch){
+		.tail	= &ss->ring.ledger->sq.tail,
+		.ss	= ss,
+	};
+	s->nr_greeting--;
+	ss->state = SESSION_LIVE;
+	return 0;
+}
+
+/* -- the end -------------------------------------------------------------------------- */
+
+static void close_source(struct session *ss, struct source *src)
+{
+	int fd = src->fd;
+
+	loop_del(ss->server, src);
+	close_fd(&fd);
+}
+
+static void watch_remove(struct session *ss)
+{
+	struct server *s = ss->server;
+	struct watch *last;
+
+	if (ss->watch_ix < 0)
+		return;
+	last = &s->watch[--s->nr_watch];
+	s->watch[ss->watch_ix] = *last;
+	last->ss->watch_ix = ss->watch_ix;
+	ss->watch_ix = -1;
+}
+
+static void session_done(void *arg)
+{
+	struct session *ss = arg;
+
+	ss->mc = NULL;
+	ss->state = SESSION_GONE;
+	ss->server->sessions_doomed = true;
+	ss->server->c.exited++;
+}
+
+static void session_exit(struct session *ss)
+{
+	close_source(ss, &ss->pid);
+	ss->state = SESSION_EXITING;
+	mm_client_exit(ss->mc, session_done, ss);
+}
+
+static void count_one(struct mm_client *peer, void *arg)
+{
+	++*(unsigned int *)arg;
+}
+
+/* Is it all there is of its engine, now and as far as it said? */
+static bool session_alone(const struct session *ss)
+{
+	unsigned int n = 0;
+
+	mm_client_members(ss->mc, count_one, &n);
+	return !n && mm_client_world(ss->mc) <= 1;
+}
+
+/* The socket ends; @exited: so has the process. */
+static void session_close(struct session *ss, bool exited)
+{
+	struct server *s = ss->server;
+	struct out_msg *m;
+	bool alone;
+
+	close_source(ss, &ss->sock);
+	close_source(ss, &ss->bell);
+	while ((m = list_first(&ss->out, struct out_msg, link)))
+		out_free(ss, m);
+	ss->via->sessions--;
+	s->c.submissions += ss->ring.submissions;
+	s->c.completions += ss->ring.completions;
+	s->c.wakes += ss->ring.wakes;
+	if (ss->state == SESSION_GREETING) {
+		s->nr_greeting--;
+		close_source(ss, &ss->pid);
+		close_fd(&ss->notify_fd);
+		ss->state = SESSION_GONE;
+		s->sessions_doomed = true;
+		return;
+	}
+	watch_remove(ss);
+	ring_fini(ss);
+	ss->state = SESSION_CLOSED;
+	alone = session_alone(ss);
+	mm_client_disconnect(ss->mc);
+	close_fd(&ss->notify_fd);
+	if (exited || (!ss->nr_wins && alone))
+		session_exit(ss);
+}
+
+void session_exited(struct session *ss)
+{
+	if (ss->state == SESSION_GREETING || ss->state == SESSION_LIVE)
+		session_close(ss, true);
+	else if (ss->state == SESSION_CLOSED)
+		session_exit(ss);
+}
+
+static void session_cut(struct session *ss)
+{
+	struct wire_error m;
+	char text[WIRE_SENTENCE_BYTES];
+
+	/* a hello that was refused has had its answer */
+	if (ss->doom && !(ss->told_off && ss->state == SESSION_GREETING)) {
+		snprintf(text, sizeof(text), "disconnected: %s: %.150s",
+			 reject_text(ss->doom), ss->doom_text);
+		fill_error(&m, 0, -EPROTO, text);
+		/* a last word for its log, if it still listens */
+		sock_send(ss->sock.fd, &m.h, NULL, 0);
+	}
+	session_close(ss, false);
+}
+
+static void session_free(struct session *ss)
+{
+	list_del(&ss->link);
+	ss->server->nr_sessions--;
+	shm_fini(&ss->ledger_shm);
+	free(ss);
+}
+
+void sessions_reap(struct server *s)
+{
+	struct session *ss, *tmp;
+
+	while (s->sessions_doomed) {
+		/* ending one may wake or end others of its engine */
+		s->sessions_doomed = false;
+		list_for_each_entry_safe(ss, tmp, &s->sessions, link) {
+			if ((ss->doom || ss->over) && ss->sock.fd >= 0)
+				session_cut(ss);
+			if (ss->state == SESSION_GONE)
+				session_free(ss);
+		}
+	}
+}
+
+void sessions_close(struct server *s)
+{
+	struct session *ss, *tmp;
+
+	list_for_each_entry_safe(ss, tmp, &s->sessions, link)
+		if (ss->sock.fd >= 0)
+			session_close(ss, false);
+}
+
+void sessions_free(struct server *s)
+{
+	struct session *ss;
+
+	while ((ss = list_first(&s->sessions, struct session, link))) {
+		close_source(ss, &ss->pid);
+		session_free(ss);
+	}
+}
+
+/* -- time ----------------------------------------------------------------------------- */
+
+void sessions_arm(struct server *s, uint64_t deadline_ns)
+{
+	s->sessions_due = min(s->sessions_due, deadline_ns);
+}
+
+static uint64_t session_run(struct session *ss, uint64_t now)
+{
+	if (ss->sock.fd < 0 || ss->doom || ss->over)
+		return DEADLINE_NONE;
+	if (ss->nr_out && now >= ss->retry_ns) {
+		out_flush(ss);
+		ss->retry_ns = now + RETRY_NS;
+	}
+	if (!ss->nr_out && ss->state != SESSION_GREETING)
+		return DEADLINE_NONE;
+	if (now >= ss->deadline_ns) {
+		if (ss->nr_out)
+			session_doom(ss, REJECT_SLOW, "%u messages wait for it",
+				     ss->nr_out);
+		else
+			session_doom(ss, REJECT_HELLO_LATE, "silent");
+		return DEADLINE_NONE;
+	}
+	return ss->nr_out ? min(ss->retry_ns, ss->deadline_ns)
+			  : ss->deadline_ns;
+}
+
+uint64_t sessions_run(struct server *s, uint64_t now)
+{
+	uint64_t due = DEADLINE_NONE;
+	struct session *ss;
+	unsigned int i;
+
+	list_for_each_entry(ss, &s->sessions, link)
+		due = min(due, session_run(ss, now));
+	for (i = 0; i < s->nr_listeners; i++) {
+		struct listener *l = &s->listener[i];
+
+		if (l->paused_ns && now >= l->paused_ns) {
+			l->paused_ns = 0;
+			loop_mod(s, &l->src, EPOLLIN);
+		}
+		if (l->paused_ns)
+			due = min(due, l->paused_ns);
+	}
+	return due;
+}
