@@ -24,7 +24,6 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
-#include "daemon/node/fault.h"
 #include "daemon/server/server.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
@@ -373,7 +372,5 @@ int main(int argc, char **argv)
 	log_set_level(o.verbose ? LOG_LVL_DEBUG : cfg.log_level);
 	if (o.check)
 		return check_only(&cfg, path);
-	if (fault_env())
-		return EXIT_CONFIG;
 	return run(&cfg, path);
 }

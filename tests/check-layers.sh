@@ -23,7 +23,7 @@ libkvmm/ctl            ^libkvmm/ctl/                                     kvmmctl
 libkvmm/cuda           ^libkvmm/cuda/                                    libkvmm-cuda uses installed headers only
 libkvmm/include/kvmm   ^$                                                installed headers include installed headers only
 daemon                 ^daemon/[^/]+\.h$|^daemon/(server|mm)/|^daemon/node/node\.h$|^ipc/|^policies/kvmm_policy\.h$  the daemon wires the parts together
-daemon/server          ^daemon/[^/]+\.h$|^daemon/(server|mm)/|^daemon/node/node\.h$|^ipc/  server sees mm, node.h and ipc
+daemon/server          ^daemon/[^/]+\.h$|^daemon/(server|mm)/|^daemon/node/(node|fault)\.h$|^ipc/  server sees mm, node.h (fault.h for tests) and ipc
 daemon/mm              ^daemon/mm/|^daemon/node/node\.h$|^ipc/base/|^ipc/(abi|desc|frame|index|ledger|ring|shm)\.h$|^kernels/kernels\.h$|^policies/kvmm_policy\.h$  mm never sees sockets, messages or clients
 daemon/node            ^daemon/node/|^ipc/base/|^kernels/kernels\.h$     node sees frames: itself, ipc/base and kernels
 daemon/copyd           ^daemon/copyd/|^daemon/node/|^ipc/|^kernels/      copyd sees node, ipc and kernels

@@ -28,7 +28,6 @@
 #include "daemon/log.h"
 #include "daemon/mm/mm.h"
 #include "daemon/node/node.h"
-#include "daemon/node/work.h"
 #include "daemon/server/config.h"
 #include "ipc/base/list.h"
 #include "ipc/shm.h"
