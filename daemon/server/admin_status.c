@@ -130,10 +130,9 @@ static json_t *node_json(struct server *s, unsigned int ix)
 	json_object_set_new(o, "node",
 			    fields_json(&n->stats, node_fields,
 					ARRAY_SIZE(node_fields)));
-	if (n->kind == NODE_MEM) {
-		json_object_set_new(o, "frames", frames_json(&st));
+	json_object_set_new(o, "frames", frames_json(&st));
+	if (n->kind == NODE_MEM)
 		return o;
-	}
 	json_object_set_new(o, "path", json_string(s->cfg.node[ix].path));
 	json_object_set_new(o, "load", load_json(&s->hdr->node[ix]));
 	json_object_set_new(o, "read",
@@ -228,15 +227,11 @@ static json_t *rings_json(struct server *s, const struct totals *t)
 static json_t *rejects_json(struct server *s)
 {
 	json_t *o = json_object();
-	uint64_t sum = 0;
 	unsigned int i;
 
-	for (i = REJECT_NONE + 1; i < NR_REJECTS; i++) {
+	for (i = REJECT_NONE + 1; i < NR_REJECTS; i++)
 		json_object_set_new(o, reject_name(i),
 				    json_u64(s->c.reject[i]));
-		sum += s->c.reject[i];
-	}
-	json_object_set_new(o, "total", json_u64(sum));
 	return o;
 }
 
