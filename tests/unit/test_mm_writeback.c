@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How pages go down: order, closure, failure, full nodes. */
+#include "daemon/mm/tier.h"
+#include "ipc/base/clock.h"
+#include "tests/lib/tier_rig.h"
+#include "tests/lib/unit.h"
+
+static struct rig rig;
+static struct rig *const r = &rig;
+
+static int setup(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 128 * 4096, .nvme_bytes = 1024 * 4096,
+	};
+
+	rig_start(r, &o);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	rig_stop(r);
+	return 0;
+}
+
+static int write_down(uint32_t chain, uint32_t i)
+{
+	return page_writeback(rig_page(r, RIG_FULL, chain, i),
+			      &r->mm->node[RIG_DRAM], NODE_PRIO_WRITEBACK);
+}
+
+static void a_page_is_written_with_all_its_ancestors(void **state)
+{
+	uint32_t i;
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 10), 10);
+	assert_int_equal(write_down(1, 9), 10);
+	rig_check(r);
+	rig_settle(r, 1000);
+	for (i = 0; i < 10; i++) {
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_NVME),
+				 COPY_READY);
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_DRAM),
+				 COPY_READY);
+	}
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_dirty, 0);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgdemote, 10);
+	rig_check(r);
+}
+
+static void the_head_is_written_once(void **state)
+{
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 5), 5);
+	assert_int_equal(write_down(1, 2), 3);
+	rig_settle(r, 1000);
+	assert_int_equal(write_down(1, 4), 2);
+	assert_int_equal(write_down(1, 4), -EALREADY);
+	rig_settle(r, 1000);
+	assert_int_equal(r->blk->seen[NODE_WRITE], 5);
+	rig_check(r);
+}
+
+/* Of a chain longer than a batch the upper part goes first. */
+static void a_long_chain_goes_down_from_its_head(void **state)
+{
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 90), 90);
+	assert_int_equal(write_down(1, 89), TIER_BATCH);
+	assert_int_equal(rig_state(r, RIG_FULL, 1, 0, RIG_NVME), COPY_WRITING);
+	assert_int_equal(rig_state(r, RIG_FULL, 1, TIER_BATCH, RIG_NVME),
+			 COPY_NONE);
+	rig_check(r);
+	rig_settle(r, 1000);
+	assert_int_equal(write_down(1, 89), 90 - TIER_BATCH);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_FULL, 1, 89, RIG_NVME), COPY_READY);
+	rig_check(r);
+}
+
+static void a_window_page_goes_down_alone(void **state)
+{
+	assert_int_equal(rig_publish_chain(r, RIG_WINDOW, 1, 5), 5);
+	assert_int_equal(page_writeback(rig_page(r, RIG_WINDOW, 1, 4),
+					&r->mm->node[RIG_DRAM],
+					NODE_PRIO_WRITEBACK), 1);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_WINDOW, 1, 4, RIG_NVME), COPY_READY);
+	assert_int_equal(rig_state(r, RIG_WINDOW, 1, 3, RIG_NVME), COPY_NONE);
+	rig_check(r);
+}
+
+static void a_write_that_is_over_before_its_parents_waits_for_it(void **state)
+{
+	struct rng rng;
+	unsigned int round;
+	uint32_t i;
+
+	rng_seed(&rng, test_seed());
+	r->blk->rng = &rng;
+	for (round = 0; round < 20; round++) {
+		assert_int_equal(rig_publish_chain(r, RIG_FULL, round, 5), 5);
+		assert_int_equal(write_down(round, 4), 5);
+		while (!list_empty(&r->mm->wbacks)) {
+			node_poll(r->nvme, 0);
+			for (i = 1; i < 5; i++)
+				if (rig_state(r, RIG_FULL, round, i,
+					      RIG_NVME) == COPY_READY)
+					assert_int_equal(
+						rig_state(r, RIG_FULL, round,
+							  i - 1, RIG_NVME),
+						COPY_READY);
+			rig_check(r);
+		}
+		assert_int_equal(rig_state(r, RIG_FULL, round, 4, RIG_NVME),
+				 COPY_READY);
+	}
+}
+
+static void a_failed_write_takes_the_writes_below_it_with_it(void **state)
+{
+	uint32_t i;
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 6), 6);
+	assert_int_equal(write_down(1, 5), 6);
+	r->blk->err[NODE_WRITE] = -EIO;
+	r->blk->nth = 3;		/* the third of six, and the last */
+	rig_settle(r, 1000);
+	r->blk->err[NODE_WRITE] = 0;
+	for (i = 0; i < 6; i++) {
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_NVME),
+				 i < 2 ? COPY_READY : COPY_NONE);
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_DRAM),
+				 COPY_READY);
+	}
+	assert_int_equal(fake_blk_slots(r->blk), 2);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgdemote_fail, 2);
+	rig_check(r);
+
+	/* not again before somebody used it */
+	assert_int_equal(write_down(1, 5), -EIO);
+	rig_touch(r, RIG_FULL, 1, 6);
+	assert_int_equal(write_down(1, 5), 4);
+	rig_settle(r, 1000);
+	rig_check(r);
+}
+
+/* Every order of completion, every place of failure. */
+static void closure_holds_whichever_write_fails(void **state)
+{
+	unsigned int rounds = test_long() ? 2000 : 200, round;
+	struct rng rng;
+	uint32_t i;
+
+	rng_seed(&rng, test_seed());
+	r->blk->rng = &rng;
+	r->blk->err[NODE_WRITE] = -EIO;
+	for (round = 0; round < rounds; round++) {
+		uint32_t chain = round, n = 1 + rng_below(&rng, 8);
+
+		if (rig_publish_chain(r, RIG_FULL, chain, n) < n)
+			break;
+		r->blk->nth = 1 + rng_below(&rng, 12);
+		write_down(chain, n - 1);
+		while (!list_empty(&r->mm->wbacks)) {
+			node_poll(r->nvme, 0);
+			rig_check(r);
+		}
+		for (i = 0; i < n; i++)
+			assert_int_equal(rig_state(r, RIG_FULL, chain, i,
+						   RIG_DRAM), COPY_READY);
+		page_drop_all(rig_page(r, RIG_FULL, chain, 0));
+		rig_check(r);
+	}
+	assert_int_equal(round, rounds);
+	assert_int_equal(r->sp->nr_pages, 0);
+	assert_int_equal(fake_blk_slots(r->blk), 0);
+}
+
+static void a_report_while_writing_waits_for_the_write(void **state)
+{
+	struct ring_key key = { .group = RIG_FULL };
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 3), 3);
+	r->blk->hold[NODE_WRITE] = true;
+	assert_int_equal(write_down(1, 2), 3);
+	node_poll(r->nvme, 0);
+	rig_key(1, 0, key.key);
+	mm_report(r->c, r->sp, &key, KVMM_BAD);
+	assert_null(rig_page(r, RIG_FULL, 1, 0));
+	assert_null(rig_page(r, RIG_FULL, 1, 2));
+	/* frames and slots are the write's until it is over */
+	assert_int_equal(fake_blk_slots(r->blk), 3);
+	rig_check(r);
+
+	/* the same keys may be published meanwhile */
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 3), 3);
+	rig_check(r);
+	r->blk->hold[NODE_WRITE] = false;
+	rig_settle(r, 1000);
+	rig_run(r, 30);
+	assert_int_equal(fake_blk_slots(r->blk), 0);
+	assert_int_equal(r->sp->nr_pages, 3);
+	rig_check(r);
+}
+
+/* -- full nodes ---------------------------------------------------------------- */
+
+static void fill_nvme(uint32_t first_chain, uint32_t chains, uint32_t len)
+{
+	uint32_t c;
+
+	for (c = 0; c < chains; c++) {
+		assert_int_equal(rig_publish_chain(r, RIG_FULL,
+						   first_chain + c, len), len);
+		write_down(first_chain + c, len - 1);
+		rig_settle(r, 1000);
+	}
+}
+
+static void a_full_node_gives_up_leaves_only(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 256 * 4096, .nvme_bytes = 32 * 4096,
+	};
+	uint32_t c, i, there = 0;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	fill_nvme(1, 8, 4);
+	assert_int_equal(fake_blk_slots(r->blk), 32);
+	rig_check(r);
+	fill_nvme(100, 2, 4);
+	rig_check(r);
+	assert_int_equal(rig_state(r, RIG_FULL, 101, 3, RIG_NVME), COPY_READY);
+	for (c = 1; c < 9; c++)
+		for (i = 0; i < 4; i++)
+			there += rig_state(r, RIG_FULL, c, i, RIG_NVME) ==
+				 COPY_READY;
+	assert_true(there >= 32 - 8 - 8);
+	/* all of them still live above: nothing was lost */
+	assert_int_equal(rig_count(r, RIG_NVME)->pgdrop_gone, 0);
+	assert_true(rig_count(r, RIG_NVME)->pgdrop > 0);
+}
+
+static void an_ancestor_is_not_evicted_for_its_child(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 128 * 4096, .nvme_bytes = 4 * 4096,
+	};
+	uint32_t i;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	/* a chain longer than the node: what is there is a prefix of it */
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 8), 8);
+	for (i = 0; i < 8; i++) {
+		write_down(1, i);
+		rig_settle(r, 1000);
+		rig_check(r);
+	}
+	for (i = 0; i < 4; i++)
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_NVME),
+				 COPY_READY);
+	assert_int_equal(write_down(1, 7), -ENOSPC);
+}
+
+static void another_size_gets_a_segment(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 256 * 4096, .nvme_bytes = 64 * 4096,
+		.extent_bytes = 16 * 4096,
+	};
+	struct page *pg;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	fill_nvme(1, 16, 4);
+	assert_int_equal(fake_blk_slots(r->blk), 64);
+	assert_int_equal(rig_publish_chain(r, RIG_BIG, 7, 2), 2);
+	pg = rig_page(r, RIG_BIG, 7, 1);
+	assert_int_equal(page_writeback(pg, &r->mm->node[RIG_DRAM],
+					NODE_PRIO_WRITEBACK), 2);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_BIG, 7, 1, RIG_NVME), COPY_READY);
+	rig_check(r);
+}
+
+static void nothing_is_written_that_the_node_refuses(void **state)
+{
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 3), 3);
+	r->blk->unwritable = true;
+	assert_int_equal(write_down(1, 2), -EAGAIN);
+	r->blk->unwritable = false;
+	r->blk->refuse[NODE_WRITE] = -EROFS;
+	assert_int_equal(write_down(1, 2), -EROFS);
+	assert_int_equal(fake_blk_slots(r->blk), 0);
+	rig_check(r);
+	r->blk->refuse[NODE_WRITE] = 0;
+	assert_int_equal(write_down(1, 2), 3);
+	rig_settle(r, 1000);
+	rig_check(r);
+}
+
+static void nothing_is_written_while_memory_is_empty(void **state)
+{
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 20), 20);
+	rig_run(r, 30);
+	assert_int_equal(r->blk->seen[NODE_WRITE], 0);
+}
+
+static void a_share_of_a_full_pool_is_kept_clean(void **state)
+{
+	struct mm_pool *p = rig_pool(r, RIG_FULL, RIG_DRAM);
+	uint32_t c;
+
+	for (c = 0; c < 30; c++)
+		if (rig_publish_chain(r, RIG_FULL, c, 4) < 4)
+			break;
+	rig_run(r, 100);
+	rig_settle(r, 1000);
+	assert_true(p->nr_free + pool_room(p) + p->nr_pages - p->nr_dirty >=
+		    (p->nr_frames + pool_room(p)) / 8);
+	assert_true(rig_count(r, RIG_DRAM)->pgdemote > 0);
+	rig_check(r);
+}
+
+static void the_end_takes_back_what_was_not_started(void **state)
+{
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 10), 10);
+	r->blk->hold[NODE_WRITE] = true;
+	r->blk->unstarted = true;
+	assert_int_equal(write_down(1, 9), 10);
+	/* teardown must not wait for them */
+}
+
+int main(void)
+{
+#define T(name)	cmocka_unit_test_setup_teardown(name, setup, teardown)
+	const struct CMUnitTest tests[] = {
+		T(a_page_is_written_with_all_its_ancestors),
+		T(the_head_is_written_once),
+		T(a_long_chain_goes_down_from_its_head),
+		T(a_window_page_goes_down_alone),
+		T(a_write_that_is_over_before_its_parents_waits_for_it),
+		T(a_failed_write_takes_the_writes_below_it_with_it),
+		T(closure_holds_whichever_write_fails),
+		T(a_report_while_writing_waits_for_the_write),
+		T(a_full_node_gives_up_leaves_only),
+		T(an_ancestor_is_not_evicted_for_its_child),
+		T(another_size_gets_a_segment),
+		T(nothing_is_written_that_the_node_refuses),
+		T(nothing_is_written_while_memory_is_empty),
+		T(a_share_of_a_full_pool_is_kept_clean),
+		T(the_end_takes_back_what_was_not_started),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
