@@ -21,10 +21,9 @@ static _Thread_local uint64_t held_ranks;
 
 static const char *const rank_names[] = {
 	[LOCK_CLIENT]	= "client",
-	[LOCK_WINDOW]	= "window",
 	[LOCK_REQUESTS]	= "requests",
 	[LOCK_MAGAZINE]	= "magazine",
-	[LOCK_ARENA]	= "arena",
+	[LOCK_OPS]	= "ops",
 	[LOCK_RING]	= "ring",
 	[LOCK_DAEMON]	= "daemon",
 	[LOCK_SPACE]	= "space",

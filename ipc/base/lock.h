@@ -36,16 +36,14 @@
 
 /**
  * enum lock_rank - every lock there is, outermost first
- * @LOCK_CLIENT:	libkvmm, a connection: socket, reconnect, the list of
- *			spaces. The only one under which a set-up call may
- *			block, within its call_timeout
- * @LOCK_WINDOW:	libkvmm, a window: extents and their mapping. Held over
- *			mmap() and munmap(), never over the hot path
- * @LOCK_REQUESTS:	libkvmm, a space's request slots and deferred unpins
+ * @LOCK_CLIENT:	libkvmm, a connection: its state, completions, the list
+ *			of spaces. Never held while waiting for the daemon
+ * @LOCK_REQUESTS:	libkvmm, one request: what it found and owns
  * @LOCK_MAGAZINE:	libkvmm, the consumer side of one magazine
- * @LOCK_ARENA:		libkvmm, the arena of batch arrays
- * @LOCK_RING:		libkvmm, the producer side of the submission ring, and
- *			the consumer side of the completion ring
+ * @LOCK_OPS:		libkvmm, operations in flight, request slots, what waits
+ *			for a step
+ * @LOCK_RING:		libkvmm, the producer side of the submission ring and
+ *			its arena
  * @LOCK_DAEMON:	kvmmd, the lists of clients, engines, spaces and nodes
  * @LOCK_SPACE:		kvmmd, one space: its pages, index, frame tables and
  *			records. No callback, no blocking I/O, no driver call
@@ -58,10 +56,9 @@
  */
 enum lock_rank {
 	LOCK_CLIENT,
-	LOCK_WINDOW,
 	LOCK_REQUESTS,
 	LOCK_MAGAZINE,
-	LOCK_ARENA,
+	LOCK_OPS,
 	LOCK_RING,
 	LOCK_DAEMON,
 	LOCK_SPACE,

@@ -100,7 +100,7 @@ static void victim_publish(struct bench_client *c, struct kvmm_req *rq,
 	if (bench_rand(rand) % 4)
 		kvmm_publish(rq, c->node, pub, n, ++c->tag);
 	else if (bench_rand(rand) % 2)
-		kvmm_free(rq, f, n, 0);
+		kvmm_free(rq, 0, c->node, f, n, 0);
 	/* else they stay open until the request ends, or we do */
 }
 

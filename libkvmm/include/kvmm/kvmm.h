@@ -634,11 +634,17 @@ KVMM_API int kvmm_alloc(struct kvmm_req *rq, unsigned int cls,
 
 /**
  * kvmm_free() - [H] give back frames that were not published
- * @after: last launched step that uses them; this process may get them again
- *	   at once, others only after it
+ * @cls:	class and
+ * @node:	node that they were taken from: numbers are per (class, node)
+ * @after:	last launched step that uses them; this process may get them
+ *		again at once, others only after it
+ *
+ * Return: 0, or -EINVAL at the first that is not an OPEN frame of this request
+ * (those before it are given back).
  */
-KVMM_API int kvmm_free(struct kvmm_req *rq, const kvmm_frame_t *frames,
-		       unsigned int n, uint64_t after);
+KVMM_API int kvmm_free(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
+		       const kvmm_frame_t *frames, unsigned int n,
+		       uint64_t after);
 
 /**
  * struct kvmm_pub - a page to publish

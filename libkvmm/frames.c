@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * OPEN frames. The daemon hands them out through a window's magazine, a ring of
+ * frame numbers; what this process frees lands on a private stack over it and
+ * is taken from there first, since its lines are warm and its work is ordered
+ * by the process itself. Neither costs a round trip.
+ *
+ * A refill is asked for when an allocation was refused, and ahead of that when
+ * less than half of the last one is left. One is outstanding at a time, unless
+ * more is wanted than it asked for. Too many frames on the stack (four refills
+ * and an eighth of what is mapped) are given back.
+ */
+#include <string.h>
+
+#include "libkvmm/lib.h"
+
+#define GIVE_BATCH	1024		/* frames of one RING_FREE */
+
+/* -- magazine, under mag_lock ------------------------------------------------- */
+
+static uint32_t ring_count(const struct kvmm_view *v)
+{
+	/* acquire: pairs with the daemon's release after the places */
+	uint32_t n = atomic_load_explicit(&v->wl->mag_tail,
+					  memory_order_acquire) - v->mag_head;
+
+	return n <= v->mag_mask + 1 ? n : 0;
+}
+
+static void ring_take(struct kvmm_view *v, kvmm_frame_t *to, uint32_t n)
+{
+	uint32_t i;
+
+	for (i = 0; i < n; i++)
+		to[i] = atomic_load_explicit(&v->mag[(v->mag_head + i) &
+						     v->mag_mask],
+					     memory_order_relaxed);
+	v->mag_head += n;
+	/* release: the places are read before the daemon writes them again */
+	atomic_store_explicit(&v->wl->mag_head, v->mag_head,
+			      memory_order_release);
+}
+
+static bool refill_outstanding(const struct kvmm_view *v)
+{
+	/* acquire: an answered refill has its frames in the ring */
+	return (int32_t)(v->posted -
+			 atomic_load_explicit(&v->wl->refills,
+					      memory_order_acquire)) > 0;
+}
+
+static void refill(struct kvmm_view *v, uint32_t n) __must_hold(&v->mag_lock)
+{
+	struct ring_sqe sqe = {
+		.op	= RING_REFILL,
+		.space	= v->att->ix,
+		.win	= v->no,
+		.n	= n,
+	};
+
+	if (refill_outstanding(v) && n <= v->posted_n)
+		return;
+	if (kvmm_sq_push(v->att->era, &sqe, NULL, 0))
+		return;			/* full: the next one tries again */
+	v->posted++;
+	v->posted_n = n;
+}
+
+bool kvmm_view_fed(const struct kvmm_view *v)
+{
+	return !refill_outstanding(v);
+}
+
+uint32_t kvmm_view_count(struct kvmm_view *v)
+{
+	uint32_t n;
+
+	kvmm_lock(&v->mag_lock);
+	n = ring_count(v) + v->nr_stack;
+	kvmm_unlock(&v->mag_lock);
+	return n;
+}
+
+void kvmm_view_want(struct kvmm_view *v, uint32_t n)
+{
+	kvmm_lock(&v->mag_lock);
+	refill(v, n);
+	kvmm_unlock(&v->mag_lock);
+}
+
+/* 0, or -EAGAIN with the want recorded. */
+static int take(struct kvmm_view *v, uint32_t n, kvmm_frame_t *frames)
+	__must_hold(&v->mag_lock)
+{
+	uint32_t ring = ring_count(v);
+	uint32_t from_stack = min(n, v->nr_stack);
+
+	if ((uint64_t)ring + v->nr_stack < n) {
+		v->target = max(n, (uint32_t)LIB_MAG_TARGET);
+		/* relaxed: a hint beside the entry that asks */
+		atomic_store_explicit(&v->wl->want, n, memory_order_relaxed);
+		refill(v, n);
+		atomic_store_explicit(&v->att->era->k->hungry, true,
+				      memory_order_relaxed);
+		return -EAGAIN;
+	}
+	v->nr_stack -= from_stack;
+	memcpy(frames, v->stack + v->nr_stack, from_stack * sizeof(*frames));
+	if (n > from_stack)
+		ring_take(v, frames + from_stack, n - from_stack);
+	if (ring + v->nr_stack - (n - from_stack) < v->target / 2)
+		refill(v, v->target);
+	return 0;
+}
+
+/* -- giving back ------------------------------------------------------------------ */
+
+static uint32_t mapped_frames(const struct kvmm_view *v)
+{
+	return atomic_load_explicit(&v->dense, memory_order_relaxed) - v->fpe;
+}
+
+static void give(struct kvmm_view *v, uint32_t n) __must_hold(&v->mag_lock)
+{
+	while (n) {
+		uint32_t part = min(n, (uint32_t)GIVE_BATCH);
+		struct ring_sqe sqe = {
+			.op	= RING_FREE,
+			.space	= v->att->ix,
+			.win	= v->no,
+			.n	= part,
+			.after	= v->free_after,
+		};
+
+		/* the coldest are at the bottom, but moving costs more */
+		if (kvmm_sq_push(v->att->era, &sqe,
+				 v->stack + v->nr_stack - part,
+				 part * sizeof(*v->stack)))
+			return;		/* kept; the next free tries again */
+		v->nr_stack -= part;
+		n -= part;
+	}
+}
+
+void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
+		   uint64_t after)
+{
+	uint32_t high;
+
+	kvmm_lock(&v->mag_lock);
+	/* every frame has one owner, so the stack cannot overflow */
+	memcpy(v->stack + v->nr_stack, frame, n * sizeof(*frame));
+	v->nr_stack += n;
+	if (after > v->free_after)
+		v->free_after = after;
+	high = max(4 * v->target, mapped_frames(v) / 8);
+	if (unlikely(v->nr_stack > high))
+		give(v, v->nr_stack - high / 2);
+	kvmm_unlock(&v->mag_lock);
+}
+
+void kvmm_view_flush(struct kvmm_view *v)
+{
+	uint32_t n;
+
+	kvmm_lock(&v->mag_lock);
+	n = min(ring_count(v), v->max_frames - v->nr_stack);
+	ring_take(v, v->stack + v->nr_stack, n);
+	v->nr_stack += n;
+	give(v, v->nr_stack);
+	kvmm_unlock(&v->mag_lock);
+}
+
+/* -- public ------------------------------------------------------------------------- */
+
+/* The view that an allocation is for, or an error with its sentence. */
+static int alloc_view(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
+		      struct kvmm_view **ret) __must_hold(&rq->lock)
+{
+	struct kvmm_view *v;
+
+	if (!kvmm_req_bind(rq))
+		return -EAGAIN;		/* no daemon since it was opened */
+	v = kvmm_att_view(rq->att, cls, node);
+	if (!v && cls < KVMM_MAX_CLASSES && node < KVMM_MAX_NODES &&
+	    atomic_load_explicit(&rq->sp->open[cls][node],
+				 memory_order_relaxed))
+		return -EAGAIN;		/* win_sync has to open it again */
+	if (!v)
+		return kvmm_fail(-EINVAL,
+				 "no window is open on class %u at node %u",
+				 cls, node);
+	if (v->rights != KVMM_RW)
+		return kvmm_fail(-EACCES, "the window is read-only");
+	if (kvmm_era_dying(rq->att->era))
+		return kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
+	*ret = v;
+	return 0;
+}
+
+static int alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
+		 uint32_t n, kvmm_frame_t *frames) __must_hold(&rq->lock)
+{
+	struct kvmm_view *v;
+	struct kvmm_own *o;
+	uint32_t i;
+	int err;
+
+	err = alloc_view(rq, cls, node, &v);
+	if (err)
+		return err;
+	if (n > v->max_frames)
+		return kvmm_fail(-EINVAL, "%u frames asked for, the node has %u",
+				 n, v->max_frames);
+	o = kvmm_req_own(rq, v);
+	if (!o)
+		return kvmm_fail(-EINVAL,
+			"a request may have frames of %u windows at most",
+			KVMM_MAX_CLASSES);
+	err = kvmm_own_room_open(rq, o, n);
+	if (err)
+		return err;
+	kvmm_lock(&v->mag_lock);
+	err = take(v, n, frames);
+	kvmm_unlock(&v->mag_lock);
+	if (err)
+		return err;
+	for (i = 0; i < n; i++)
+		kvmm_own_add_open(o, frames[i]);
+	return 0;
+}
+
+int kvmm_alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
+	       unsigned int n, kvmm_frame_t *frames, unsigned int flags)
+{
+	struct kvmm *k = rq->k;
+	int err;
+
+	if (!kvmm_enter(k))
+		return kvmm_fail_forked();
+	if (flags & ~KVMM_EVICT_OK) {
+		kvmm_exit(k);
+		return kvmm_fail(-EINVAL, "unknown flags 0x%x", flags);
+	}
+	kvmm_lock(&rq->lock);
+	err = alloc(rq, cls, node, n, frames);
+	kvmm_unlock(&rq->lock);
+	stat_add(k, allocs, 1);
+	if (err == -EAGAIN)
+		stat_add(k, alloc_refused, 1);
+	kvmm_exit(k);
+	return err;
+}
+
+int kvmm_free(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
+	      const kvmm_frame_t *frames, unsigned int n, uint64_t after)
+{
+	struct kvmm *k = rq->k;
+	struct kvmm_view *v;
+	struct kvmm_own *o = NULL;
+	unsigned int i;
+
+	if (!kvmm_enter(k))
+		return kvmm_fail_forked();
+	kvmm_lock(&rq->lock);
+	v = rq->att ? kvmm_att_view(rq->att, cls, node) : NULL;
+	if (v)
+		o = kvmm_req_own(rq, v);
+	for (i = 0; o && i < n; i++)
+		if (!kvmm_own_del_open(o, frames[i]))
+			break;
+	if (i)
+		kvmm_view_put(v, frames, i, after);
+	kvmm_unlock(&rq->lock);
+	kvmm_exit(k);
+	if (i < n)
+		return kvmm_fail(-EINVAL,
+			"frames[%u] is no OPEN frame of this request; those before it are free",
+			i);
+	return 0;
+}

@@ -1,0 +1,614 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests own pins and OPEN frames. A request ends in two steps: the user's
+ * handle goes at once; the object stays until its last operation is complete
+ * and its pins' step is done. What an operation brings after the end is treated
+ * as if it had come before: a sealed page is unpinned after the step, a frame
+ * that stayed private is freed.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libkvmm/lib.h"
+
+#define REQ_KEEP_FREE	256		/* recycled objects a connection keeps */
+#define REQ_KEEP_KEYS	(1u << 16)	/* and how long their arrays may be */
+
+/* -- what it owns in a view ---------------------------------------------------- */
+
+struct kvmm_own *kvmm_req_own(struct kvmm_req *rq, struct kvmm_view *v)
+{
+	unsigned int i;
+
+	for (i = 0; i < rq->nr_own; i++)
+		if (rq->own[i].view == v)
+			return &rq->own[i];
+	if (rq->nr_own == ARRAY_SIZE(rq->own))
+		return NULL;
+	rq->own[i].view = v;
+	rq->own[i].nr_open = 0;
+	rq->own[i].nr_pin = 0;
+	rq->nr_own++;
+	return &rq->own[i];
+}
+
+static int grow(uint32_t **list, uint32_t *cap, uint64_t want)
+{
+	uint64_t n = roundup_pow2(want < 64 ? 64 : want);
+	uint32_t *p;
+
+	if (want <= *cap)
+		return 0;
+	p = realloc(*list, n * sizeof(*p));
+	if (!p)
+		return kvmm_fail(-ENOMEM, "out of memory");
+	*list = p;
+	*cap = n;
+	return 0;
+}
+
+int kvmm_own_room_open(struct kvmm_req *rq, struct kvmm_own *o, uint32_t n)
+{
+	return grow(&o->open, &o->cap_open,
+		    (uint64_t)o->nr_open + n + rq->nr_flying);
+}
+
+int kvmm_own_room_pin(struct kvmm_req *rq, struct kvmm_own *o, uint32_t n)
+{
+	return grow(&o->pin, &o->cap_pin,
+		    (uint64_t)o->nr_pin + n + rq->nr_flying);
+}
+
+/*
+ * view.pos says where in its owner's list a frame stands. Frames of others are
+ * looked at too, when somebody frees what is not his: hence relaxed atomics,
+ * and the check that the place agrees.
+ */
+void kvmm_own_add_open(struct kvmm_own *o, uint32_t frame)
+{
+	atomic_store_explicit(&o->view->pos[frame], o->nr_open,
+			      memory_order_relaxed);
+	o->open[o->nr_open++] = frame;
+}
+
+static int64_t open_pos(const struct kvmm_own *o, uint32_t frame)
+{
+	uint32_t pos;
+
+	if (frame >= o->view->max_frames)
+		return -1;
+	pos = atomic_load_explicit(&o->view->pos[frame], memory_order_relaxed);
+	return pos < o->nr_open && o->open[pos] == frame ? (int64_t)pos : -1;
+}
+
+bool kvmm_own_has_open(const struct kvmm_own *o, uint32_t frame)
+{
+	return open_pos(o, frame) >= 0;
+}
+
+bool kvmm_own_del_open(struct kvmm_own *o, uint32_t frame)
+{
+	int64_t pos = open_pos(o, frame);
+	uint32_t last;
+
+	if (pos < 0)
+		return false;
+	last = o->open[--o->nr_open];
+	o->open[pos] = last;
+	atomic_store_explicit(&o->view->pos[last], pos, memory_order_relaxed);
+	return true;
+}
+
+void kvmm_own_add_pin(struct kvmm_own *o, uint32_t frame)
+{
+	o->pin[o->nr_pin++] = frame;
+}
+
+static void own_unpin(struct kvmm_own *o)
+{
+	while (o->nr_pin)
+		kvmm_unpin(o->view, o->pin[--o->nr_pin]);
+}
+
+/* -- slots in the ledger ---------------------------------------------------------- */
+
+static int slot_take(struct kvmm_req *rq, struct kvmm_era *e)
+{
+	struct ledger_req *l;
+
+	kvmm_lock(&rq->k->ops_lock);
+	if (!e->nr_req_free) {
+		kvmm_unlock(&rq->k->ops_lock);
+		return -EAGAIN;
+	}
+	rq->slot = e->req_free[--e->nr_req_free];
+	kvmm_unlock(&rq->k->ops_lock);
+
+	l = kvmm_era_req(e, rq->slot);
+	atomic_store_explicit(&l->id, rq->id, memory_order_relaxed);
+	atomic_store_explicit(&l->start_ns, now_ns(), memory_order_relaxed);
+	atomic_store_explicit(&l->session, rq->session, memory_order_relaxed);
+	atomic_store_explicit(&l->space, rq->att->ix, memory_order_relaxed);
+	atomic_store_explicit(&l->nr_pins, 0, memory_order_relaxed);
+	/* release: who reads the state as taken reads the rest as it is */
+	atomic_store_explicit(&l->state, 1, memory_order_release);
+	return 0;
+}
+
+static void slot_give(struct kvmm_req *rq, struct kvmm_era *e)
+{
+	/* release: as in slot_take() */
+	atomic_store_explicit(&kvmm_era_req(e, rq->slot)->state, 0,
+			      memory_order_release);
+	kvmm_lock(&rq->k->ops_lock);
+	e->req_free[e->nr_req_free++] = rq->slot;
+	kvmm_unlock(&rq->k->ops_lock);
+}
+
+void kvmm_req_show_pins(struct kvmm_req *rq)
+{
+	uint32_t n = kvmm_req_match(rq)->nr_pins;
+	unsigned int i;
+
+	if (!rq->att)
+		return;
+	for (i = 0; i < rq->nr_own; i++)
+		n += rq->own[i].nr_pin;
+	atomic_store_explicit(&kvmm_era_req(rq->att->era, rq->slot)->nr_pins, n,
+			      memory_order_relaxed);
+}
+
+/*
+ * A request that was opened between two daemons, or before win_sync attached
+ * again, holds nothing and finds nothing: it does not stand in win_sync's way,
+ * and gets an attachment with the first call that finds one.
+ */
+bool kvmm_req_bind(struct kvmm_req *rq)
+{
+	struct kvmm_att *a;
+
+	if (rq->att)
+		return true;
+	/* seq_cst: see the top of lib.h */
+	a = atomic_load(&rq->sp->att);
+	if (!a || a->era != kvmm_era_now(rq->k) || !kvmm_att_get(a))
+		return false;
+	rq->att = a;
+	if (!slot_take(rq, a->era))
+		return true;
+	rq->att = NULL;
+	kvmm_att_put(a);
+	return false;
+}
+
+/* -- objects ---------------------------------------------------------------------- */
+
+static void req_destroy(struct kvmm_req *rq)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(rq->own); i++) {
+		free(rq->own[i].open);
+		free(rq->own[i].pin);
+	}
+	for (i = 0; i < ARRAY_SIZE(rq->m); i++) {
+		free(rq->m[i].key);
+		free(rq->m[i].page);
+	}
+	free(rq->p.key);
+	free(rq->p.page);
+	kvmm_mutex_fini(&rq->lock);
+	free(rq);
+}
+
+static struct kvmm_req *req_new(struct kvmm *k)
+{
+	struct kvmm_req *rq;
+
+	kvmm_lock(&k->ops_lock);
+	rq = k->free_req;
+	if (rq) {
+		k->free_req = (struct kvmm_req *)rq->link.next;
+		k->nr_free_req--;
+	}
+	kvmm_unlock(&k->ops_lock);
+	if (!rq) {
+		rq = calloc(1, sizeof(*rq));
+		if (!rq)
+			return NULL;
+		kvmm_mutex_init(&rq->lock, LOCK_REQUESTS);
+	}
+	rq->k = k;
+	rq->refs = 1;
+	return rq;
+}
+
+static bool req_is_large(const struct kvmm_req *rq)
+{
+	return rq->m[0].cap > REQ_KEEP_KEYS || rq->m[1].cap > REQ_KEEP_KEYS ||
+	       rq->p.cap > REQ_KEEP_KEYS;
+}
+
+/* Nobody refers to it any more: the attachment's reference and itself go. */
+static void req_recycle(struct kvmm_req *rq)
+{
+	struct kvmm *k = rq->k;
+	bool keep;
+
+	if (rq->att) {
+		slot_give(rq, rq->att->era);
+		kvmm_att_put(rq->att);
+	}
+	rq->att = NULL;
+	rq->sp = NULL;
+	rq->nr_own = 0;
+	rq->nr_ops = 0;
+	rq->nr_flying = 0;
+	rq->ended = false;
+	rq->m[0].ngroups = rq->m[0].nr_pins = rq->m[0].n = 0;
+	rq->m[1].ngroups = rq->m[1].nr_pins = rq->m[1].n = 0;
+	memset(rq->tail, 0, sizeof(rq->tail));
+
+	kvmm_lock(&k->ops_lock);
+	keep = k->nr_free_req < REQ_KEEP_FREE && !req_is_large(rq);
+	if (keep) {
+		rq->link.next = (struct list *)k->free_req;
+		k->free_req = rq;
+		k->nr_free_req++;
+	}
+	kvmm_unlock(&k->ops_lock);
+	if (!keep)
+		req_destroy(rq);
+}
+
+static void req_put(struct kvmm_req *rq)
+{
+	/* acq_rel: the last one recycles what the others wrote */
+	if (atomic_fetch_sub_explicit(&rq->refs, 1, memory_order_acq_rel) == 1)
+		req_recycle(rq);
+}
+
+void kvmm_req_free_all(struct kvmm *k)
+{
+	struct kvmm_req *rq;
+
+	while (k->free_req) {
+		rq = k->free_req;
+		k->free_req = (struct kvmm_req *)rq->link.next;
+		req_destroy(rq);
+	}
+	k->nr_free_req = 0;
+}
+
+int kvmm_req_open(struct kvmm_space *sp, uint64_t id,
+		  const struct kvmm_hint *hint, struct kvmm_req **ret)
+{
+	struct kvmm *k = sp->k;
+	struct kvmm_hint h = { 0 };
+	struct kvmm_req *rq;
+	int err = 0;
+
+	if (!kvmm_enter(k))
+		return kvmm_fail_forked();
+	if (hint)
+		err = kvmm_opts_copy(&h, sizeof(h), hint, "kvmm_hint");
+	if (err)
+		goto out_exit;
+	rq = req_new(k);
+	if (!rq) {
+		err = kvmm_fail(-ENOMEM, "out of memory");
+		goto out_exit;
+	}
+	rq->sp = sp;
+	rq->id = id;
+	rq->session = h.session;
+	rq->expect_ms = h.expect_return_ms;
+	kvmm_lock(&rq->lock);
+	if (!kvmm_req_bind(rq)) {
+		struct kvmm_att *a = atomic_load(&sp->att);	/* seq_cst */
+
+		/* without a daemon it may be unbound; with one, slots are out */
+		if (a && a->era == kvmm_era_now(k))
+			err = kvmm_fail(-EAGAIN,
+				"all %u request slots are taken",
+				a->era->ledger->req_slots);
+	}
+	kvmm_unlock(&rq->lock);
+	if (err) {
+		req_put(rq);
+		goto out_exit;
+	}
+	kvmm_lock(&k->ops_lock);
+	list_add_tail(&sp->reqs, &rq->link);
+	kvmm_unlock(&k->ops_lock);
+	*ret = rq;
+out_exit:
+	kvmm_exit(k);
+	return err;
+}
+
+/* -- the end ------------------------------------------------------------------------ */
+
+void kvmm_req_set_tail(struct kvmm_req *rq, unsigned int group,
+		       struct kvmm_view *v, uint32_t frame, uint64_t word,
+		       uint32_t len)
+{
+	struct kvmm_tail *t = &rq->tail[group];
+
+	if (len >= t->len)
+		*t = (struct kvmm_tail){
+			.view = v, .frame = frame, .word = word, .len = len,
+		};
+}
+
+/* The deepest page that the match holds is a tail, too. */
+static void tails_of_match(struct kvmm_req *rq)
+{
+	const struct kvmm_mset *m = kvmm_req_match(rq);
+	unsigned int i;
+	uint32_t j;
+
+	for (i = 0; m->nr_pins && i < m->ngroups; i++) {
+		const struct kvmm_mgroup *g = &m->g[i];
+
+		for (j = g->n; j > 0; j--) {
+			const struct kvmm_page *p = &m->page[g->first + j - 1];
+
+			if (!(p->flags & PAGE_PINNED))
+				continue;
+			kvmm_req_set_tail(rq, g->group, g->view, p->frame,
+					  p->fword, j);
+			break;
+		}
+	}
+}
+
+/* One entry per group that had hits or published pages. */
+static void post_end(struct kvmm_req *rq)
+{
+	unsigned int i;
+
+	for (i = 0; i < KVMM_MAX_GROUPS; i++) {
+		const struct kvmm_tail *t = &rq->tail[i];
+		struct ring_sqe sqe = {
+			.op		= RING_END,
+			.how		= rq->how,
+			.space		= rq->att->ix,
+			.group		= i,
+			.req		= rq->slot,
+			.n		= t->len,
+			.after		= rq->after,
+			.arg		= t->word,
+			.frame		= t->frame,
+			.expect_ms	= rq->expect_ms,
+			.session	= rq->session,
+		};
+
+		if (!t->len)
+			continue;
+		sqe.win = t->view->no;
+		if (kvmm_sq_push(rq->att->era, &sqe, NULL, 0) == -EAGAIN)
+			stat_add(rq->k, touches_lost, 1);
+	}
+}
+
+static void free_open(struct kvmm_req *rq)
+{
+	unsigned int i;
+
+	for (i = 0; i < rq->nr_own; i++) {
+		struct kvmm_own *o = &rq->own[i];
+
+		if (o->nr_open)
+			kvmm_view_put(o->view, o->open, o->nr_open, rq->after);
+		o->nr_open = 0;
+	}
+}
+
+static void unpin_all(struct kvmm_req *rq)
+{
+	unsigned int i;
+
+	kvmm_mset_unpin(kvmm_req_match(rq));
+	for (i = 0; i < rq->nr_own; i++)
+		own_unpin(&rq->own[i]);
+	kvmm_req_show_pins(rq);
+}
+
+/*
+ * The step is done, or the daemon is gone. In the latter case a kernel may be
+ * reading still: the pins stay as they are, nobody counts them any more.
+ */
+static void req_step(struct kvmm_deferred *d)
+{
+	struct kvmm_req *rq = container_of(d, struct kvmm_req, deferred);
+
+	if (d->step <= kvmm_era_step(rq->att->era)) {
+		kvmm_lock(&rq->lock);
+		unpin_all(rq);
+		kvmm_unlock(&rq->lock);
+	}
+	req_put(rq);
+}
+
+/* Ended and nothing is in flight: tell the daemon, let the pins go. */
+static void req_finish(struct kvmm_req *rq) __releases(&rq->lock)
+{
+	if (!rq->att) {
+		kvmm_unlock(&rq->lock);
+		req_put(rq);
+		return;
+	}
+	free_open(rq);
+	post_end(rq);
+	if (rq->after <= kvmm_era_step(rq->att->era)) {
+		unpin_all(rq);
+		kvmm_unlock(&rq->lock);
+		req_put(rq);
+		return;
+	}
+	kvmm_unlock(&rq->lock);
+	rq->deferred.fn = req_step;
+	kvmm_step_defer(rq->att->era, &rq->deferred, rq->after);
+}
+
+void kvmm_req_op_done(struct kvmm_req *rq)
+{
+	/* the user's reference became the finish's when it ended the request */
+	if (!--rq->nr_ops && rq->ended)
+		req_finish(rq);
+	else
+		kvmm_unlock(&rq->lock);
+}
+
+static int req_end(struct kvmm_req *rq, int how, uint64_t after)
+{
+	struct kvmm *k = rq->k;
+
+	kvmm_lock(&k->ops_lock);
+	list_del(&rq->link);
+	kvmm_unlock(&k->ops_lock);
+
+	kvmm_lock(&rq->lock);
+	rq->ended = true;
+	rq->how = how;
+	rq->after = after;
+	tails_of_match(rq);
+	if (!rq->nr_ops) {
+		req_finish(rq);
+		return 0;
+	}
+	/*
+	 * Something is in flight. What it may touch is with the operation; the
+	 * rest goes now, as far as no step holds it.
+	 */
+	if (rq->att) {
+		kvmm_ops_cancel(rq->att->era, rq);
+		free_open(rq);
+		if (after <= kvmm_era_step(rq->att->era))
+			unpin_all(rq);
+	}
+	kvmm_unlock(&rq->lock);
+	return 0;
+}
+
+int kvmm_req_end(struct kvmm_req *rq, int how, uint64_t after)
+{
+	struct kvmm *k = rq->k;
+
+	if (!kvmm_enter(k))
+		return kvmm_fail_forked();
+	req_end(rq, how, after);
+	kvmm_exit(k);
+	return 0;
+}
+
+void kvmm_req_abandon(struct kvmm_req *rq)
+{
+	/* whoever closes the connection says that it reads no more */
+	req_end(rq, KVMM_UNKNOWN, 0);
+}
+
+/* -- trim -------------------------------------------------------------------------- */
+
+struct trimmed {
+	struct kvmm_deferred deferred;
+	struct kvmm_att	*att;
+	struct kvmm_view *view;
+	uint32_t	n;
+	uint32_t	frame[];
+};
+
+static void trimmed_step(struct kvmm_deferred *d)
+{
+	struct trimmed *t = container_of(d, struct trimmed, deferred);
+	uint32_t i;
+
+	if (d->step <= kvmm_era_step(t->att->era))
+		for (i = 0; i < t->n; i++)
+			kvmm_unpin(t->view, t->frame[i]);
+	kvmm_att_put(t->att);
+	free(t);
+}
+
+/*
+ * The pins from page @lo on go after @after. Without memory to remember them
+ * they stay the request's until its end, which is always allowed.
+ */
+static struct trimmed *trim_group(struct kvmm_req *rq, struct kvmm_mset *m,
+				  struct kvmm_mgroup *g, uint32_t lo)
+{
+	struct kvmm_own *o = kvmm_req_own(rq, g->view);
+	struct trimmed *t = malloc(sizeof(*t) + (g->n - lo) *
+				   sizeof(t->frame[0]));
+	uint32_t i;
+
+	if (!t && (!o || kvmm_own_room_pin(rq, o, g->n - lo)))
+		return NULL;
+	if (t) {
+		t->n = 0;
+		t->view = g->view;
+	}
+	for (i = lo; i < g->n; i++) {
+		struct kvmm_page *p = &m->page[g->first + i];
+
+		if (!(p->flags & PAGE_PINNED))
+			continue;
+		if (t)
+			t->frame[t->n++] = p->frame;
+		else
+			kvmm_own_add_pin(o, p->frame);
+		p->flags &= ~PAGE_PINNED;
+		m->nr_pins--;
+	}
+	return t;
+}
+
+int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after)
+{
+	struct trimmed *t[KVMM_MAX_GROUPS] = { NULL };
+	struct kvmm *k = rq->k;
+	struct kvmm_mset *m;
+	struct kvmm_era *e;
+	unsigned int i;
+	bool now;
+
+	if (!kvmm_enter(k))
+		return kvmm_fail_forked();
+	kvmm_lock(&rq->lock);
+	m = kvmm_req_match(rq);
+	if (!rq->att || n >= m->max_units || !m->nr_pins) {
+		kvmm_unlock(&rq->lock);
+		kvmm_exit(k);
+		return 0;
+	}
+	e = rq->att->era;
+	now = after <= kvmm_era_step(e);
+	for (i = 0; i < m->ngroups; i++) {
+		struct kvmm_mgroup *g = &m->g[i];
+		uint32_t lo = g->rule == KVMM_BLOB ? 1 : n * g->ratio;
+
+		if (now) {
+			kvmm_unpin_range(m, g, lo, g->n);
+			continue;
+		}
+		t[i] = trim_group(rq, m, g, lo);
+		if (t[i]) {
+			t[i]->att = rq->att;
+			atomic_fetch_add_explicit(&rq->att->refs, 1,
+						  memory_order_relaxed);
+		}
+	}
+	if (n < m->n_here)
+		m->n_here = n;
+	kvmm_req_show_pins(rq);
+	kvmm_unlock(&rq->lock);
+	for (i = 0; i < KVMM_MAX_GROUPS; i++) {
+		if (!t[i])
+			continue;
+		t[i]->deferred.fn = trimmed_step;
+		kvmm_step_defer(e, &t[i]->deferred, after);
+	}
+	kvmm_exit(k);
+	return 0;
+}

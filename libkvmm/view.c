@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A window's shared memory: the frame table (the daemon's) and the window
+ * ledger (ours: pins, magazine, bitmap). What the daemon says is checked once,
+ * here, so that no later arithmetic can leave the mappings.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "libkvmm/lib.h"
+
+static bool fits(uint64_t off, uint64_t n, uint64_t each, uint64_t bytes)
+{
+	uint64_t len, end;
+
+	return off % 8 == 0 && !mul_overflows(n, each, &len) &&
+	       !add_overflows(off, len, &end) && end <= bytes;
+}
+
+static bool table_ok(const struct frame_table *t, uint64_t bytes)
+{
+	return bytes >= sizeof(*t) && t->magic == KVMM_MAGIC_TABLE &&
+	       t->size >= sizeof(*t) && t->stride && t->frames_per_extent > 1 &&
+	       t->max_frames > t->frames_per_extent &&
+	       t->max_frames <= KVMM_MAX_FRAMES &&
+	       t->extent_bytes == (uint64_t)t->frames_per_extent * t->stride &&
+	       t->extent_bytes % 4096 == 0 &&
+	       fits(t->size, t->max_frames, 8, bytes);
+}
+
+static bool wl_ok(const struct window_ledger *w, const struct frame_table *t,
+		  uint64_t bytes)
+{
+	return bytes >= sizeof(*w) && w->magic == KVMM_MAGIC_WINDOW &&
+	       w->size >= sizeof(*w) && w->bytes <= bytes &&
+	       w->max_frames == t->max_frames && is_pow2(w->mag_entries) &&
+	       w->mag_entries >= w->max_frames &&
+	       w->nr_extents >= div_round_up(t->max_frames,
+					     t->frames_per_extent) &&
+	       fits(w->bitmap_off, BITMAP_WORDS(w->nr_extents), 8, w->bytes) &&
+	       fits(w->pins_off, w->max_frames, 4, w->bytes) &&
+	       fits(w->mag_off, w->mag_entries, 4, w->bytes);
+}
+
+/* Large and touched sparsely: calloc() gives untouched pages for these. */
+static int view_tables(struct kvmm_view *v)
+{
+	v->mapped = calloc(BITMAP_WORDS(v->nr_extents), sizeof(*v->mapped));
+	v->pos = calloc(v->max_frames, sizeof(*v->pos));
+	v->stack = malloc((size_t)v->max_frames * sizeof(*v->stack));
+	return v->mapped && v->pos && v->stack ? 0 : -ENOMEM;
+}
+
+int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
+		     uint32_t rights, uint16_t no, struct shm *table,
+		     struct shm *wl, struct kvmm_view **ret)
+{
+	const struct frame_table *t = table->addr;
+	struct window_ledger *w = wl->addr;
+	struct kvmm_view *v;
+
+	if (!table_ok(t, table->bytes) || !wl_ok(w, t, wl->bytes))
+		return kvmm_fail(-EPROTO,
+				 "the daemon's window cannot be used");
+	v = calloc(1, sizeof(*v));
+	if (!v)
+		return kvmm_fail(-ENOMEM, "out of memory");
+	v->att = a;
+	v->no = no;
+	v->cls = cls;
+	v->node = node;
+	v->rights = rights;
+	v->table = t;
+	v->word = (const _Atomic uint64_t *)((const char *)t + t->size);
+	v->wl = w;
+	v->pins = window_pins(w);
+	v->bitmap = window_bitmap(w);
+	v->mag = window_magazine(w);
+	v->mag_mask = w->mag_entries - 1;
+	v->mag_head = atomic_load_explicit(&w->mag_head, memory_order_relaxed);
+	v->posted = atomic_load_explicit(&w->refills, memory_order_relaxed);
+	v->max_frames = t->max_frames;
+	v->fpe = t->frames_per_extent;
+	v->fpe_inv = UINT64_MAX / v->fpe + 1;
+	v->nr_extents = div_round_up(t->max_frames, v->fpe);
+	v->page_bytes = a->sp->desc.cls[cls].page_bytes;
+	v->dense = v->fpe;
+	v->target = LIB_MAG_TARGET;
+	kvmm_mutex_init(&v->mag_lock, LOCK_MAGAZINE);
+	if (view_tables(v)) {
+		kvmm_view_free(v);
+		return kvmm_fail(-ENOMEM, "out of memory");
+	}
+	v->table_shm = *table;
+	v->wl_shm = *wl;
+	*table = (struct shm)SHM_INIT;
+	*wl = (struct shm)SHM_INIT;
+	*ret = v;
+	return 0;
+}
+
+void kvmm_view_free(struct kvmm_view *v)
+{
+	if (!v)
+		return;
+	if (v->table_shm.addr) {
+		shm_fini(&v->table_shm);
+		shm_fini(&v->wl_shm);
+	}
+	kvmm_mutex_fini(&v->mag_lock);
+	free((void *)v->mapped);
+	free((void *)v->pos);
+	free(v->stack);
+	free(v);
+}
+
+/* Frames below the first extent that is missing need no bitmap. */
+static void view_set_dense(struct kvmm_view *v)
+{
+	uint32_t e = 1;
+	uint64_t end;
+
+	while (e < v->nr_extents && bitmap_shared_test(v->mapped, e))
+		e++;
+	end = (uint64_t)e * v->fpe;
+	/* release: after the mapping that it speaks of */
+	atomic_store_explicit(&v->dense,
+			      end < v->max_frames ? end : v->max_frames,
+			      memory_order_release);
+}
+
+void kvmm_view_set_mapped(struct kvmm_view *v, uint32_t extent, bool up)
+{
+	if (up) {
+		bitmap_shared_set(v->mapped, extent);
+		bitmap_shared_set(v->bitmap, extent);
+	} else {
+		bitmap_shared_clear(v->bitmap, extent);
+		bitmap_shared_clear(v->mapped, extent);
+	}
+	view_set_dense(v);
+}

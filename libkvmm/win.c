@@ -1,0 +1,630 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Windows: address space that is reserved once and never moves. Frame f lies at
+ * base + f * stride, in extent f / frames_per_extent, which is mapped when the
+ * daemon says that it is there and unmapped when it says that it must go, both
+ * in kvmm_win_sync() only. Extent 0 never exists; its place begins with a page
+ * of this process's own for the null frame.
+ *
+ * A bit in the window's ledger says that an extent is mapped: set after the
+ * mapping, cleared before the unmapping, so that a frame that we called a hit
+ * is always readable.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ipc/base/fd.h"
+#include "libkvmm/lib.h"
+
+#define PAGE_BYTES	4096
+
+/* -- address space --------------------------------------------------------------- */
+
+static int reserve(void *at, size_t bytes)
+{
+	void *p = mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS |
+		       MAP_NORESERVE | MAP_FIXED, -1, 0);
+
+	if (p == MAP_FAILED)
+		return -errno;
+	madvise(at, bytes, MADV_DONTFORK);
+	return 0;
+}
+
+static int win_reserve(struct kvmm_win *w, const struct kvmm_view *v)
+{
+	uint64_t n = v->nr_extents;
+	size_t null_bytes = round_up(w->stride, PAGE_BYTES);
+	void *p;
+
+	if (w->opts.max_frames)
+		n = min(n, 1 + div_round_up(w->opts.max_frames, v->fpe));
+	w->va_bytes = n * w->extent_bytes;
+	p = mmap(NULL, w->va_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS |
+		 MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		return kvmm_fail(-ENOMEM, "no room for %zu bytes of addresses",
+				 w->va_bytes);
+	w->base = p;
+	madvise(p, w->va_bytes, MADV_DONTFORK);
+	if (mprotect(p, null_bytes, PROT_READ | PROT_WRITE) < 0)
+		return kvmm_fail(-ENOMEM, "no memory for the null frame");
+	madvise(p, null_bytes, MADV_DONTDUMP);
+	return 0;
+}
+
+/* For kvmm_win_ptr(), which need not look at the view then. */
+static void show_dense(struct kvmm_win *w, const struct kvmm_view *v)
+{
+	/* release: after the mapping that it speaks of */
+	atomic_store_explicit(&w->dense,
+			      atomic_load_explicit(&v->dense,
+						   memory_order_relaxed),
+			      memory_order_release);
+}
+
+/*
+ * Map an extent's memfd; @fd stays the caller's. One that is not sealed could
+ * shrink under our feet, and the access after that would kill this process.
+ */
+static int map_extent(struct kvmm_win *w, struct kvmm_view *v, uint32_t no,
+		      int fd)
+{
+	uint8_t *at = w->base + no * w->extent_bytes;
+	int prot = v->rights == KVMM_RW ? PROT_READ | PROT_WRITE : PROT_READ;
+	int seals = fcntl(fd, F_GET_SEALS);
+	struct stat st;
+	void *p;
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 ||
+	    (uint64_t)st.st_size < w->extent_bytes)
+		return kvmm_fail(-EPROTO, "extent %u is not what it should be",
+				 no);
+	p = mmap(at, w->extent_bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0);
+	if (p == MAP_FAILED) {
+		int err = -errno;
+
+		reserve(at, w->extent_bytes);
+		return kvmm_fail(err, "cannot map extent %u: %s", no,
+				 strerror(-err));
+	}
+	madvise(p, w->extent_bytes, MADV_DONTFORK);
+	madvise(p, w->extent_bytes, MADV_DONTDUMP);
+	if (w->opts.on_extent)
+		w->opts.on_extent(w->opts.arg, at, w->extent_bytes, 1);
+	kvmm_view_set_mapped(v, no, true);
+	show_dense(w, v);
+	return 0;
+}
+
+static void unmap_extent(struct kvmm_win *w, struct kvmm_view *v, uint32_t no)
+{
+	uint8_t *at = w->base + no * w->extent_bytes;
+
+	kvmm_view_set_mapped(v, no, false);
+	show_dense(w, v);
+	if (w->opts.on_extent)
+		w->opts.on_extent(w->opts.arg, at, w->extent_bytes, 0);
+	reserve(at, w->extent_bytes);
+}
+
+static void unmap_all(struct kvmm_win *w, struct kvmm_view *v)
+{
+	uint32_t no;
+
+	for (no = 1; v && no < v->nr_extents; no++)
+		if (bitmap_shared_test(v->mapped, no))
+			unmap_extent(w, v, no);
+}
+
+/* -- what the daemon says ---------------------------------------------------------- */
+
+struct sync_count {
+	unsigned int	up, down;
+};
+
+static int apply_one(struct kvmm_win *w, struct kvmm_view *v,
+		     const struct wire_extent *x, int fd,
+		     struct sync_count *c)
+{
+	bool fits = x->no && x->no < v->nr_extents &&
+		    (x->no + UINT64_C(1)) * w->extent_bytes <= w->va_bytes;
+	bool have;
+	int err;
+
+	if (!fits)
+		return 0;	/* beyond what the caller wanted to map */
+	have = bitmap_shared_test(v->mapped, x->no);
+	if (!x->up) {
+		if (have) {
+			unmap_extent(w, v, x->no);
+			c->down++;
+		}
+		return 0;
+	}
+	if (fd < 0)
+		return kvmm_fail(-EPROTO, "extent %u came without memory",
+				 x->no);
+	if (have)
+		return 0;	/* told twice */
+	err = map_extent(w, v, x->no, fd);
+	if (!err)
+		c->up++;
+	return err;
+}
+
+/* One WIRE_EXTENTS; what cannot be mapped ends it. */
+static int apply(struct kvmm_win *w, struct kvmm_view *v, struct sync_count *c)
+{
+	struct sock_msg *m = w->sp->k->msg;
+	const struct wire_extents *x = (const struct wire_extents *)m->buf;
+	uint32_t i;
+	int err = 0;
+
+	if (x->n > (m->len - sizeof(*x)) / sizeof(x->ext[0]))
+		return kvmm_fail(-EPROTO, "%u extents in %zu bytes", x->n,
+				 m->len);
+	for (i = 0; i < x->n && !err; i++) {
+		int fd = x->ext[i].up ? sock_msg_take_fd(m) : -1;
+
+		err = apply_one(w, v, &x->ext[i], fd, c);
+		close_fd(&fd);
+	}
+	return err;
+}
+
+/* Ask what changed, and apply it. */
+static int sync_once(struct kvmm_win *w, struct kvmm_view *v,
+		     struct sync_count *c, uint64_t deadline)
+{
+	struct kvmm *k = w->sp->k;
+	const struct wire_extents *x = (const struct wire_extents *)k->msg->buf;
+	struct wire_win ask = {
+		.h	= { .type = WIRE_WIN_SYNC, .len = sizeof(ask) },
+		.win	= v->no,
+		.have_seq = atomic_load_explicit(&v->seq, memory_order_relaxed),
+	};
+	uint64_t seq;
+	int err;
+
+	err = kvmm_call(k, &ask.h, WIRE_EXTENTS, sizeof(*x), deadline);
+	for (;;) {
+		bool more;
+
+		if (err)
+			return err;
+		seq = x->seq;
+		more = x->more;
+		err = apply(w, v, c);
+		if (err || !more)
+			break;
+		err = kvmm_call_more(k, WIRE_EXTENTS, sizeof(*x), deadline);
+	}
+	if (!err)
+		atomic_store_explicit(&v->seq, seq, memory_order_relaxed);
+	return err;
+}
+
+/* The next have_seq is what tells the daemon that an extent is unmapped. */
+static int sync_all(struct kvmm_win *w, struct kvmm_view *v, uint64_t deadline)
+{
+	struct sync_count all = { 0 };
+	unsigned int down;
+	int err;
+
+	do {
+		down = all.down;
+		err = sync_once(w, v, &all, deadline);
+	} while (!err && all.down != down);
+	return err ? err : (int)(all.up + all.down);
+}
+
+/* -- opening ------------------------------------------------------------------------- */
+
+static uint32_t win_rights(const struct kvmm_win *w, const struct kvmm_era *e)
+{
+	return w->opts.rights ? w->opts.rights : e->info.rights;
+}
+
+/* Open in the space's attachment; on success the view is linked. */
+static int win_enter(struct kvmm_win *w, struct kvmm_att *a,
+		     struct kvmm_view **ret, uint64_t deadline)
+{
+	struct kvmm *k = w->sp->k;
+	const struct wire_window *r = (const struct wire_window *)k->msg->buf;
+	struct wire_win_open o = {
+		.h	= { .type = WIRE_WIN_OPEN, .len = sizeof(o) },
+		.space	= a->ix,
+		.cls	= w->cls,
+		.node	= w->node,
+		.rights	= win_rights(w, a->era),
+		.max_frames = w->opts.max_frames,
+	};
+	struct shm table = SHM_INIT, wl = SHM_INIT;
+	int err;
+
+	err = kvmm_call(k, &o.h, WIRE_WINDOW, sizeof(*r), deadline);
+	if (err)
+		return err;
+	err = shm_map_fd(&table, sock_msg_take_fd(k->msg), r->table_bytes, 0);
+	if (!err)
+		err = shm_map_fd(&wl, sock_msg_take_fd(k->msg),
+				 r->ledger_bytes, 1);
+	if (err) {
+		kvmm_fail(err, "the daemon's window cannot be mapped: %s",
+			  strerror(-err));
+		goto out_fini;
+	}
+	close_fd(&table.fd);
+	close_fd(&wl.fd);
+	err = kvmm_view_create(a, w->cls, w->node, o.rights, r->win, &table,
+			       &wl, ret);
+	if (err)
+		goto out_fini;
+	(*ret)->next = a->views;
+	a->views = *ret;
+	return 0;
+
+out_fini:
+	shm_fini(&table);
+	shm_fini(&wl);
+	return err;
+}
+
+/* Matches and allocations find it from here on. */
+static void win_show(struct kvmm_win *w, struct kvmm_view *v)
+{
+	/* release: the extents are mapped by now */
+	atomic_store_explicit(&v->base, w->base, memory_order_release);
+	/* seq_cst: see the top of lib.h */
+	atomic_store(&w->view, v);
+	atomic_store(&v->att->view[w->cls][w->node], v);
+	if (v->rights == KVMM_RW)
+		kvmm_view_want(v, LIB_MAG_TARGET);
+}
+
+static int win_geometry(struct kvmm_win *w, const struct desc_class *c)
+{
+	uint32_t i, off = 0;
+
+	w->nsegs = c->nsegs;
+	w->seg_off = calloc(c->nsegs, sizeof(*w->seg_off));
+	if (!w->seg_off)
+		return kvmm_fail(-ENOMEM, "out of memory");
+	for (i = 0; i < c->nsegs; i++) {
+		w->seg_off[i] = off;
+		off += c->segs[i].bytes;
+	}
+	return 0;
+}
+
+static void win_destroy(struct kvmm_win *w)
+{
+	if (w->base)
+		munmap(w->base, w->va_bytes);
+	free(w->seg_off);
+	free(w);
+}
+
+static int win_check(const struct kvmm_space *sp, unsigned int cls,
+		     unsigned int node, const struct kvmm_win_opts *o)
+{
+	const struct kvmm_info *in = &kvmm_era_now(sp->k)->info;
+	struct kvmm_win *w;
+
+	if (cls >= sp->desc.nclasses)
+		return kvmm_fail(-EINVAL, "class %u, the space has %u", cls,
+				 sp->desc.nclasses);
+	if (node >= in->nr_nodes)
+		return kvmm_fail(-EINVAL, "node %u, there are %u", node,
+				 in->nr_nodes);
+	if (in->node[node].kind != KVMM_NODE_HOST)
+		return kvmm_fail(-EINVAL, "node %s cannot be mapped here",
+				 in->node[node].name);
+	if (o->spare || o->rights > KVMM_RW)
+		return kvmm_fail(-EINVAL, "kvmm_win_opts: rights %u, spare %u",
+				 o->rights, o->spare);
+	if (o->rights == KVMM_RW && in->rights != KVMM_RW)
+		return kvmm_fail(-EACCES, "this socket grants reading only");
+	list_for_each_entry(w, &sp->wins, link)
+		if (w->cls == cls && w->node == node)
+			return kvmm_fail(-EBUSY, "this window is open already");
+	return 0;
+}
+
+/* Tell the daemon that a window is gone. */
+static void win_bye(struct kvmm *k, const struct kvmm_view *v,
+		    uint64_t deadline)
+{
+	struct wire_win b = {
+		.h	= { .type = WIRE_WIN_CLOSE, .len = sizeof(b) },
+		.win	= v->no,
+	};
+
+	if (deadline && !kvmm_era_lost(v->att->era) &&
+	    v->att->era == kvmm_era_now(k))
+		kvmm_call(k, &b.h, WIRE_OK, sizeof(struct wire_hdr), deadline);
+}
+
+static int win_open(struct kvmm_win *w, uint64_t deadline)
+{
+	struct kvmm_att *a = atomic_load_explicit(&w->sp->att,
+						  memory_order_relaxed);
+	struct kvmm_view *v;
+	int err;
+
+	if (a->era != kvmm_era_now(w->sp->k))
+		return kvmm_fail(-ESTALE,
+			"the daemon was replaced: kvmm_win_sync() of an open window, or attach again");
+	err = win_enter(w, a, &v, deadline);
+	if (err)
+		return err;
+	w->stride = v->table->stride;
+	w->extent_bytes = v->table->extent_bytes;
+	w->fpe = v->fpe;
+	err = w->stride < v->page_bytes ?
+	      kvmm_fail(-EPROTO, "a stride of %zu bytes for pages of %u",
+			w->stride, v->page_bytes) :
+	      win_reserve(w, v);
+	if (!err)
+		err = sync_all(w, v, deadline);
+	if (err < 0) {
+		unmap_all(w, v);
+		win_bye(w->sp->k, v, deadline);
+		return err;
+	}
+	win_show(w, v);
+	return 0;
+}
+
+int kvmm_win_open(struct kvmm_space *sp, unsigned int cls, kvmm_node_t node,
+		  const struct kvmm_win_opts *opts, struct kvmm_win **ret)
+{
+	struct kvmm *k = sp->k;
+	uint64_t deadline;
+	struct kvmm_win *w;
+	int err;
+
+	err = kvmm_call_begin(k, &deadline);
+	if (err)
+		return err;
+	w = calloc(1, sizeof(*w));
+	if (!w) {
+		err = kvmm_fail(-ENOMEM, "out of memory");
+		goto out_end;
+	}
+	w->sp = sp;
+	w->cls = cls;
+	w->node = node;
+	list_init(&w->link);
+	if (opts)
+		err = kvmm_opts_copy(&w->opts, sizeof(w->opts), opts,
+				     "kvmm_win_opts");
+	if (!err)
+		err = win_check(sp, cls, node, &w->opts);
+	if (!err)
+		err = win_geometry(w, &sp->desc.cls[cls]);
+	if (!err)
+		err = win_open(w, deadline);
+	if (err) {
+		win_destroy(w);
+		goto out_end;
+	}
+	list_add_tail(&sp->wins, &w->link);
+	atomic_store_explicit(&sp->open[cls][node], true, memory_order_relaxed);
+	*ret = w;
+out_end:
+	kvmm_call_end(k);
+	return err;
+}
+
+/* -- syncing ---------------------------------------------------------------------------- */
+
+/*
+ * After a change of daemon: attach and open again, at the same base, once no
+ * request is bound to what was there before.
+ */
+static int win_again(struct kvmm_win *w, uint64_t deadline)
+{
+	struct kvmm_space *sp = w->sp;
+	struct kvmm_era *e = kvmm_era_now(sp->k);
+	struct kvmm_att *a = atomic_load_explicit(&sp->att,
+						  memory_order_relaxed);
+	struct kvmm_view *v = atomic_load_explicit(&w->view,
+						   memory_order_relaxed);
+	int err;
+
+	/* one reference is the space's; new requests do not bind to it */
+	if (a->era != e && atomic_load(&a->refs) > 1)
+		return kvmm_fail(-EBUSY,
+			"requests of the former daemon are still open");
+	unmap_all(w, v);
+	/* seq_cst: unlinks it, see lib.h */
+	atomic_store(&w->view, NULL);
+	if (a->era != e) {
+		err = kvmm_space_enter(sp, e, deadline);
+		if (err)
+			return err;
+		a = atomic_load_explicit(&sp->att, memory_order_relaxed);
+	}
+	err = win_enter(w, a, &v, deadline);
+	if (err)
+		return err;
+	if (v->table->stride != w->stride) {
+		win_bye(sp->k, v, deadline);
+		return kvmm_fail(-EPROTO,
+			"the stride was %zu bytes and is %u now: close the window",
+			w->stride, v->table->stride);
+	}
+	w->extent_bytes = v->table->extent_bytes;
+	w->fpe = v->fpe;
+	err = sync_all(w, v, deadline);
+	if (err < 0) {
+		unmap_all(w, v);
+		win_bye(sp->k, v, deadline);
+		return err;
+	}
+	win_show(w, v);
+	return err;
+}
+
+int kvmm_win_sync(struct kvmm_win *w, uint64_t step)
+{
+	struct kvmm *k = w->sp->k;
+	struct kvmm_view *v;
+	uint64_t deadline;
+	bool same;
+	int err;
+
+	if (!kvmm_enter(k))
+		return kvmm_fail_forked();
+	/* seq_cst: see the top of lib.h */
+	v = atomic_load(&w->view);
+	same = v && v->att->era == kvmm_era_now(k) &&
+	       (kvmm_era_lost(v->att->era) ||
+		/* acquire: pairs with the daemon's release after the change */
+		atomic_load_explicit(&v->table->extent_seq,
+				     memory_order_acquire) ==
+		atomic_load_explicit(&v->seq, memory_order_relaxed));
+	kvmm_exit(k);
+	if (same)
+		return 0;
+	err = kvmm_call_begin(k, &deadline);
+	if (err)
+		return err;
+	v = atomic_load_explicit(&w->view, memory_order_relaxed);
+	if (v && v->att->era == kvmm_era_now(k))
+		err = sync_all(w, v, deadline);
+	else
+		err = win_again(w, deadline);
+	kvmm_call_end(k);
+	return err;
+}
+
+/* -- closing ---------------------------------------------------------------------------- */
+
+void kvmm_win_leave(struct kvmm_win *w, uint64_t deadline)
+{
+	struct kvmm_view *v = atomic_load_explicit(&w->view,
+						   memory_order_relaxed);
+
+	list_del(&w->link);
+	atomic_store_explicit(&w->sp->open[w->cls][w->node], false,
+			      memory_order_relaxed);
+	if (v) {
+		/* seq_cst: unlinks it; the memory stays until its att goes */
+		atomic_store(&v->att->view[w->cls][w->node], NULL);
+		atomic_store(&v->base, NULL);
+		if (v->rights == KVMM_RW)
+			kvmm_view_flush(v);
+		unmap_all(w, v);
+		win_bye(w->sp->k, v, deadline);
+	}
+	win_destroy(w);
+}
+
+void kvmm_win_close(struct kvmm_win *w)
+{
+	uint64_t deadline;
+	struct kvmm *k;
+
+	if (!w || kvmm_forked(w->sp->k))
+		return;
+	k = w->sp->k;
+	if (kvmm_call_begin(k, &deadline)) {
+		kvmm_win_leave(w, 0);
+		return;
+	}
+	kvmm_win_leave(w, deadline);
+	kvmm_call_end(k);
+}
+
+/* -- addresses ------------------------------------------------------------------------- */
+
+void *kvmm_win_base(const struct kvmm_win *w, unsigned int seg)
+{
+	return seg < w->nsegs ? w->base + w->seg_off[seg] : NULL;
+}
+
+size_t kvmm_win_stride(const struct kvmm_win *w, unsigned int seg)
+{
+	return seg < w->nsegs ? w->stride : 0;
+}
+
+static bool win_mapped(struct kvmm_win *w, kvmm_frame_t frame)
+{
+	struct kvmm *k = w->sp->k;
+	struct kvmm_view *v;
+	bool mapped;
+
+	if (!kvmm_enter(k))
+		return false;
+	/* seq_cst: see the top of lib.h */
+	v = atomic_load(&w->view);
+	mapped = v && kvmm_view_mapped(v, frame);
+	kvmm_exit(k);
+	return mapped;
+}
+
+void *kvmm_win_ptr(const struct kvmm_win *w, unsigned int seg,
+		   kvmm_frame_t frame)
+{
+	uint32_t dense;
+
+	if (kvmm_forked(w->sp->k)) {
+		kvmm_fail_forked();
+		return NULL;
+	}
+	if (seg >= w->nsegs)
+		return NULL;
+	/* acquire: pairs with show_dense(), after the mmap() */
+	dense = atomic_load_explicit(&w->dense, memory_order_acquire);
+	if (frame && (frame < w->fpe || frame >= dense) &&
+	    !win_mapped((struct kvmm_win *)w, frame))
+		return NULL;
+	return w->base + frame * w->stride + w->seg_off[seg];
+}
+
+/* -- reserve ----------------------------------------------------------------------------- */
+
+int kvmm_reserve(struct kvmm_space *sp, unsigned int cls, kvmm_node_t node,
+		 uint32_t frames)
+{
+	struct wire_reserve r = {
+		.h	= { .type = WIRE_RESERVE, .len = sizeof(r) },
+		.cls	= cls,
+		.node	= node,
+		.frames	= frames,
+	};
+	struct kvmm *k = sp->k;
+	struct kvmm_att *a;
+	uint64_t deadline;
+	int err;
+
+	err = kvmm_call_begin(k, &deadline);
+	if (err)
+		return err;
+	a = atomic_load_explicit(&sp->att, memory_order_relaxed);
+	if (cls >= sp->desc.nclasses || node >= KVMM_MAX_NODES) {
+		err = kvmm_fail(-EINVAL, "class %u, node %u", cls, node);
+		goto out_end;
+	}
+	if (a->era != kvmm_era_now(k)) {
+		err = kvmm_fail(-ESTALE,
+			"the daemon was replaced: kvmm_win_sync() attaches again");
+		goto out_end;
+	}
+	r.space = a->ix;
+	err = kvmm_call(k, &r.h, WIRE_OK, sizeof(struct wire_hdr), deadline);
+	if (!err)
+		atomic_store_explicit(&sp->reserved[cls][node], frames,
+				      memory_order_relaxed);
+out_end:
+	kvmm_call_end(k);
+	return err;
+}
