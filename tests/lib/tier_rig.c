@@ -227,6 +227,12 @@ void rig_stop(struct rig *r)
 
 	if (!r->mm)
 		return;
+	if (r->blk) {
+		/* what is started and held would never end */
+		r->blk->hold[NODE_READ] &= r->blk->unstarted;
+		r->blk->hold[NODE_WRITE] &= r->blk->unstarted;
+		r->blk->rng = NULL;
+	}
 	assert_int_equal(mm_destroy(r->mm, deadline), 0);
 	assert_int_equal(node_destroy(r->nvme, deadline), 0);
 	assert_int_equal(node_destroy(r->host, deadline), 0);
