@@ -19,7 +19,7 @@ rules='
 ipc/base               ^ipc/base/                                        ipc/base stands on libc alone
 ipc                    ^ipc/                                             ipc includes ipc only
 libkvmm                ^libkvmm/[^/]+\.h$|^ipc/                          libkvmm includes itself and ipc
-libkvmm/ctl            ^libkvmm/ctl/                                     kvmmctl uses installed headers only
+libkvmm/ctl            ^ctl\.h$                                          kvmmctl uses installed headers only
 libkvmm/cuda           ^libkvmm/cuda/                                    libkvmm-cuda uses installed headers only
 libkvmm/include/kvmm   ^$                                                installed headers include installed headers only
 daemon                 ^daemon/[^/]+\.h$|^daemon/(server|mm)/|^daemon/node/node\.h$|^ipc/|^policies/kvmm_policy\.h$  the daemon wires the parts together
