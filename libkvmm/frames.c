@@ -44,9 +44,8 @@ static void ring_take(struct kvmm_view *v, kvmm_frame_t *to, uint32_t n)
 static bool refill_outstanding(const struct kvmm_view *v)
 {
 	/* acquire: an answered refill has its frames in the ring */
-	return (int32_t)(v->posted -
-			 atomic_load_explicit(&v->wl->refills,
-					      memory_order_acquire)) > 0;
+	return v->posted_n && v->posted_at ==
+	       atomic_load_explicit(&v->wl->refills, memory_order_acquire);
 }
 
 static void refill(struct kvmm_view *v, uint32_t n) __must_hold(&v->mag_lock)
@@ -58,17 +57,27 @@ static void refill(struct kvmm_view *v, uint32_t n) __must_hold(&v->mag_lock)
 		.n	= n,
 	};
 
+	uint32_t at;
+
 	if (refill_outstanding(v) && n <= v->posted_n)
 		return;
+	at = atomic_load_explicit(&v->wl->refills, memory_order_relaxed);
 	if (kvmm_sq_push(v->att->era, &sqe, NULL, 0))
 		return;			/* full: the next one tries again */
-	v->posted++;
+	v->posted_at = at;
 	v->posted_n = n;
 }
 
-bool kvmm_view_fed(const struct kvmm_view *v)
+bool kvmm_view_fed(struct kvmm_view *v)
 {
-	return !refill_outstanding(v);
+	bool fed;
+
+	kvmm_lock(&v->mag_lock);
+	/* seq_cst: after armed = 1; the daemon stores it, then loads armed */
+	fed = v->refused && atomic_load(&v->wl->refills) != v->refused_at &&
+	      ring_count(v) > v->refused_with;
+	kvmm_unlock(&v->mag_lock);
+	return fed;
 }
 
 uint32_t kvmm_view_count(struct kvmm_view *v)
@@ -97,6 +106,10 @@ static int take(struct kvmm_view *v, uint32_t n, kvmm_frame_t *frames)
 
 	if ((uint64_t)ring + v->nr_stack < n) {
 		v->target = max(n, (uint32_t)LIB_MAG_TARGET);
+		v->refused = true;
+		v->refused_with = ring;
+		v->refused_at = atomic_load_explicit(&v->wl->refills,
+						     memory_order_relaxed);
 		/* relaxed: a hint beside the entry that asks */
 		atomic_store_explicit(&v->wl->want, n, memory_order_relaxed);
 		refill(v, n);
@@ -104,6 +117,7 @@ static int take(struct kvmm_view *v, uint32_t n, kvmm_frame_t *frames)
 				      memory_order_relaxed);
 		return -EAGAIN;
 	}
+	v->refused = false;
 	v->nr_stack -= from_stack;
 	memcpy(frames, v->stack + v->nr_stack, from_stack * sizeof(*frames));
 	if (n > from_stack)
@@ -156,18 +170,6 @@ void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 	high = max(4 * v->target, mapped_frames(v) / 8);
 	if (unlikely(v->nr_stack > high))
 		give(v, v->nr_stack - high / 2);
-	kvmm_unlock(&v->mag_lock);
-}
-
-void kvmm_view_flush(struct kvmm_view *v)
-{
-	uint32_t n;
-
-	kvmm_lock(&v->mag_lock);
-	n = min(ring_count(v), v->max_frames - v->nr_stack);
-	ring_take(v, v->stack + v->nr_stack, n);
-	v->nr_stack += n;
-	give(v, v->nr_stack);
 	kvmm_unlock(&v->mag_lock);
 }
 

@@ -329,8 +329,10 @@ struct kvmm_space {
  * @mag_head:	of the magazine ring, @mag_lock
  * @free_after:	latest step named by a free since the stack gave some back
  * @target:	frames that a refill asks for
- * @posted:	refills asked for
- * @posted_n:	how many the last one asked for
+ * @posted_n:	what the last refill asked for; 0: there was none
+ * @posted_at:	refills answered when it was posted
+ * @refused:	the last allocation was, when @refused_at refills were answered
+ *		and @refused_with frames were in the magazine
  */
 struct kvmm_view {
 	struct kvmm_view *next;
@@ -364,8 +366,11 @@ struct kvmm_view {
 	const _Atomic uint32_t *mag;
 	uint64_t	free_after;
 	uint32_t	target;
-	uint32_t	posted;
 	uint32_t	posted_n;
+	uint32_t	posted_at;
+	bool		refused;
+	uint32_t	refused_at;
+	uint32_t	refused_with;
 };
 
 /* From the two memfds' mappings, taken over on success; 0, -EPROTO, -ENOMEM. */
@@ -626,12 +631,10 @@ void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 		   uint64_t after);
 /* Ask for a refill unless one is on its way. */
 void kvmm_view_want(struct kvmm_view *v, uint32_t n);
-/* Nothing that was asked for is outstanding any more. */
-bool kvmm_view_fed(const struct kvmm_view *v);
+/* Have frames come since an allocation was refused? */
+bool kvmm_view_fed(struct kvmm_view *v);
 /* Frames in this process's hands. */
 uint32_t kvmm_view_count(struct kvmm_view *v);
-/* Everything in hand goes back to the daemon. */
-void kvmm_view_flush(struct kvmm_view *v);
 
 /* -- operations (op.c, publish.c, fetch.c) ------------------------------------------------- */
 

@@ -78,7 +78,6 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 	v->mag = window_magazine(w);
 	v->mag_mask = w->mag_entries - 1;
 	v->mag_head = atomic_load_explicit(&w->mag_head, memory_order_relaxed);
-	v->posted = atomic_load_explicit(&w->refills, memory_order_relaxed);
 	v->max_frames = t->max_frames;
 	v->fpe = t->frames_per_extent;
 	v->fpe_inv = UINT64_MAX / v->fpe + 1;

@@ -520,8 +520,7 @@ void kvmm_win_leave(struct kvmm_win *w, uint64_t deadline)
 		/* seq_cst: unlinks it; the memory stays until its att goes */
 		atomic_store(&v->att->view[w->cls][w->node], NULL);
 		atomic_store(&v->base, NULL);
-		if (v->rights == KVMM_RW)
-			kvmm_view_flush(v);
+		/* frames in hand: the daemon takes them back with the window */
 		unmap_all(w, v);
 		win_bye(w->sp->k, v, deadline);
 	}

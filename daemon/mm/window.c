@@ -483,11 +483,16 @@ static void refill_reclaim(struct mm_pool *p, uint32_t n, uint64_t now)
 		pool_reclaim(p, &rc);
 }
 
+/*
+ * The client stores armed, then loads refills; here refills is stored, then
+ * armed loaded: one of the two sees the other, and nobody sleeps on frames that
+ * are there.
+ */
 static void refill_answered(struct mm_win *w)
 {
-	/* release: whoever sees the count sees what was pushed before it */
-	atomic_store_explicit(&w->wl->refills, ++w->refills,
-			      memory_order_release);
+	/* seq_cst: see above; and it releases what was pushed before it */
+	atomic_store(&w->wl->refills, ++w->refills);
+	w->engine->mm->ops->kick_client(w->client);
 }
 
 void mm_refill(struct mm_win *w, uint32_t n)
@@ -550,7 +555,6 @@ void win_feed(struct mm_win *w)
 	if (!w->want)
 		list_del(&w->refill_link);
 	refill_answered(w);
-	w->engine->mm->ops->kick_client(w->client);
 }
 
 /* -- frames that come back ------------------------------------------------------------ */
