@@ -25,11 +25,17 @@
  *	leaked_ref	all is quiet, the client has taken all completions or is
  *			gone, and a reference is left
  *
- * CRASH		the client gets SIGKILL at any step
+ * CRASH	the client gets SIGKILL at any step
+ * CLOSE	its session closes at any time before that, and it goes on: it
+ *		may take what is in the ring, so its references stay until exit
+ * RECHECK	the client compares the frame's word with the completion's after
+ *		its pin, and takes another word for a miss
  * Taken away on request:
  *	DROP_ON_POST	the reference ends when the completion is posted
  *	HEAD_FIRST	the client advances head, then pins
  *	HEAD_LATE	reclaim: sum of the pins, then head, then the decision
+ *	DROP_AT_CLOSE	references end when the session closes; RECHECK makes
+ *			that safe
  *	EXIT_KEEPS	exit ends the client's pins only
  *	POST_TO_GONE	a fetch that ends after its client makes a reference too
  */
@@ -50,10 +56,13 @@
 #define TAIL	NM_FRAME
 #define HEAD	(NM_FRAME + 1)
 #define ENTRY(i)	(NM_FRAME + 2 + (i))
-#define NM_EXTRA (2 + N)
+#define SAID(i)		(NM_FRAME + 2 + N + (i))	/* the READY word */
+#define NM_EXTRA (2 + 2 * N)
+#define NONE	255
 
 bool using[NF];
-bool killed, exited, gone;
+bool killed, exited, gone;	/* the process; gone: the daemon knows */
+bool closed;			/* its session, for the daemon */
 #define USED(f)	using[f]
 
 #include "frame.pml"
@@ -86,19 +95,48 @@ proctype client()
 			fi;
 			fetch!k
 		};
+#ifdef CLOSE
+end:		/* for ever, if the session closed: deadlines are not modelled */
+#endif
 		mem[TAIL] > n;
 		f = mem[ENTRY(n)];
 		n++;
 #ifdef HEAD_FIRST
 		put(0, HEAD, n);
 #endif
-		d_step { bn[0] == 0; mem[PIN(0, f)]++; using[f] = 1 };
+		if
+		:: f != NONE ->
+#ifdef RECHECK
+			inc(0, PIN(0, f));
+			d_step {
+				if
+				:: mem[WORD(f)] == mem[SAID(n - 1)] ->
+					using[f] = 1
+				:: else
+				fi
+			}
+#else
+			d_step {
+				bn[0] == 0;
+				mem[PIN(0, f)]++;
+				using[f] = 1
+			}
+#endif
+		:: else
+		fi;
 #ifndef HEAD_FIRST
 		put(0, HEAD, n);
 #endif
-		read_page(k, f);
-		d_step { read_page(k, f); using[f] = 0 };
-		put(0, PIN(0, f) + MINUS, 0);
+		if
+		:: f != NONE && using[f] ->
+			read_page(k, f);
+			d_step { read_page(k, f); using[f] = 0 }
+		:: else
+		fi;
+		if
+		:: f != NONE -> put(0, PIN(0, f) + MINUS, 0)
+		:: else
+		fi;
 		d_step { k = 0; f = 0 }
 	:: else ->
 		break
@@ -119,12 +157,36 @@ proctype killer()
 }
 #endif
 
+inline unref()
+{
+	d_step {
+#ifndef DROP_ON_POST
+		if
+		:: entry[passed] != NONE -> ref[entry[passed]]--
+		:: else
+		fi;
+#endif
+		passed++
+	}
+}
+
 /* The references of entries that head has passed. */
 inline reap()
 {
 	do
 	:: passed < mem[HEAD] ->
-		d_step { ref[entry[passed]]--; passed++ }
+		unref()
+	:: else ->
+		break
+	od
+}
+
+/* All references that are left. */
+inline drop_refs()
+{
+	do
+	:: passed < posted ->
+		unref()
 	:: else ->
 		break
 	od
@@ -167,27 +229,37 @@ inline post(f)
 {
 	d_step {
 #ifndef DROP_ON_POST
-		ref[f]++;
+		if
+		:: f != NONE -> ref[f]++
+		:: else
+		fi;
 #endif
 		entry[posted] = f;
 		posted++
 	};
 	put(D, ENTRY(posted - 1), f);
+#ifdef RECHECK
+	put(D, SAID(posted - 1), (f == NONE -> 0 : W(READY, gen[f])));
+#endif
 	xchg(D, TAIL, posted)
 }
 
-/* A frame that holds page @k, or else one that may be reclaimed for it. */
+/*
+ * A frame that holds page @k, or else (@s) one that may be reclaimed for it, or
+ * else none: then the client recomputes.
+ */
 inline choose_frame(k, f, s)
 {
 	if
 	:: sealed[0] && key[0] == k -> f = 0; s = 0
 	:: sealed[1] && key[1] == k -> f = 1; s = 0
 	:: else ->
+		s = 1;
 		if
 		:: MAYBE_FREE(0) -> f = 0
 		:: MAYBE_FREE(1) -> f = 1
-		fi;
-		s = 1
+		:: else -> f = NONE; s = 0
+		fi
 	fi
 }
 
@@ -211,14 +283,19 @@ retry:		atomic { choose_frame(k, f, s) };
 		post(f);
 #else
 		if
-		:: !gone -> post(f)
+		:: !gone && !closed -> post(f)
 		:: else
 		fi;
 #endif
 		d_step { k = 0; f = 0 }
-#ifndef DROP_ON_POST
-	:: passed < mem[HEAD] ->
+	:: !closed && passed < mem[HEAD] ->
 		reap()
+#ifdef CLOSE
+	:: !closed ->
+		closed = 1;
+#ifdef DROP_AT_CLOSE
+		drop_refs()
+#endif
 #endif
 	:: nre < MAXRE && (MAYBE_FREE(0) || MAYBE_FREE(1)) ->
 		if
@@ -236,17 +313,7 @@ none:		atomic { s = 0; k = 0; f = 0 }
 		gone = 1;
 		list = 0;
 #ifndef EXIT_KEEPS
-		do
-		:: passed < posted ->
-			d_step {
-#ifndef DROP_ON_POST
-				ref[entry[passed]]--;
-#endif
-				passed++
-			}
-		:: else ->
-			break
-		od
+		drop_refs()
 #endif
 	od
 }
@@ -255,7 +322,7 @@ proctype watch()
 {
 	timeout ->
 	d_step {
-		leaked_ref = ref[0] != 0 || ref[1] != 0;
+		leaked_ref = (ref[0] != 0 || ref[1] != 0) && (!closed || gone);
 		assert(!leaked_ref)
 	}
 }

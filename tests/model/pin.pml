@@ -15,6 +15,10 @@
  * and sealed for another page between the look into the index and the pin has
  * another word.
  *
+ * A client whose re-check failed undoes the pin and looks at the line once more;
+ * here that is another round of its loop, except in a batch, whose other pins
+ * stay meanwhile.
+ *
  * Clients look up for ever; the daemon reclaims and re-uses frames MAXRE times.
  *
  * Shapes:
@@ -162,12 +166,6 @@ end:	do
 		pin(p, AT_FRAME(l));
 		check(p, l, w);
 		if
-		:: STATE(w) == ISOLATED ->
-			/* once more, then the answer is PENDING */
-			check(p, l, w)
-		:: else
-		fi;
-		if
 		:: HIT(w, l) ->
 			read_page(k, AT_FRAME(l));
 			d_step {
@@ -183,10 +181,34 @@ end:	do
 	}
 }
 #else
-/* n pages are usable: those before the first whose word was another. */
+/* Take page @k back from the index after a failed check; @l = 0: it is gone. */
+inline retry(p, k, l, w)
+{
+	unpin(p, AT_FRAME(l));
+	l = mem[LINE(k)];
+	if
+	:: l != 0 ->
+		pin(p, AT_FRAME(l));
+		check(p, l, w);
+		if
+		:: HIT(w, l) -> skip
+		:: else -> unpin(p, AT_FRAME(l)); l = 0
+		fi
+	:: else
+	fi
+}
+
+/* The end of the request for one page: the last read, then the pin. */
+inline finish(page, f, still)
+{
+	d_step { read_page(page, f); using[p * NF + f] = still };
+	unpin(p, f)
+}
+
+/* l, l2 are 0 from where on a page is not pinned. */
 proctype client(byte p)
 {
-	byte k, l, k2, l2, w, n;
+	byte k, l, k2, l2, w;
 
 end:	do
 	:: look(k, l);
@@ -195,44 +217,33 @@ end:	do
 		pin(p, AT_FRAME(l2));
 		check(p, l, w);
 		if
-		:: HIT(w, l) ->
-			n = 1;
+		:: HIT(w, l) -> skip
+		:: else -> retry(p, k, l, w)
+		fi;
+		if
+		:: l == 0 ->
+			/* undo what was counted after the first that failed */
+			unpin(p, AT_FRAME(l2));
+			l2 = 0
+		:: else ->
+			read_page(k, AT_FRAME(l));
 			check(p, l2, w);
 			if
-			:: HIT(w, l2) -> n = 2
-			:: else
+			:: HIT(w, l2) -> skip
+			:: else -> retry(p, k2, l2, w)
 			fi
+		fi;
+		if
+		:: l2 != 0 ->
+			read_page(k2, AT_FRAME(l2));
+			finish(k2, AT_FRAME(l2), AT_FRAME(l) == AT_FRAME(l2))
 		:: else
 		fi;
 		if
-		:: n < 2 -> unpin(p, AT_FRAME(l2))
-		:: else -> read_page(k2, AT_FRAME(l2))
-		fi;
-		if
-		:: n > 0 -> read_page(k, AT_FRAME(l))
+		:: l != 0 -> finish(k, AT_FRAME(l), 0)
 		:: else
 		fi;
-		/* the end of the request: last reads, then the pins */
-		if
-		:: n == 2 ->
-			d_step {
-				read_page(k2, AT_FRAME(l2));
-				using[p * NF + AT_FRAME(l2)] =
-					AT_FRAME(l2) == AT_FRAME(l)
-			};
-			unpin(p, AT_FRAME(l2))
-		:: else
-		fi;
-		if
-		:: n > 0 ->
-			d_step {
-				read_page(k, AT_FRAME(l));
-				using[p * NF + AT_FRAME(l)] = 0
-			}
-		:: else
-		fi;
-		unpin(p, AT_FRAME(l));
-		d_step { k = 0; l = 0; k2 = 0; l2 = 0; w = 0; n = 0 }
+		atomic { k = 0; l = 0; k2 = 0; l2 = 0; w = 0 }
 	od unless {
 		killed[p / NT]
 	}

@@ -7,11 +7,12 @@
  *	its part of step n	(plain)		step_wanted[m] = s	(seq_cst)
  *	step[m] = n		(seq_cst)	step[m] of all		(seq_cst)
  *	step_wanted[m]		(seq_cst)	min >= s: READY, else sleep
- *	before < wanted <= n: ring
+ *	wanted <= n: ring
  *
- * Each ledger has a step word and a step_wanted. A member rings once, in the
- * call that takes it across the wanted step; when the others are not there yet
- * the daemon goes to sleep again and the last one rings it.
+ * Each ledger has a step word and a step_wanted. When a member rings and the
+ * others are not there yet, the daemon goes to sleep again and the last one
+ * rings it. RING_ONCE: a member rings only in the call that takes it across the
+ * wanted step, which is enough.
  *
  * The publisher (the leader, in a thread of its own to allow any order) posts a
  * publish with after = n for each step, at any time from launch on. That the
@@ -85,7 +86,11 @@ proctype member(byte m)
 #endif
 		w = mem[WANTED(m)];
 		if
+#ifdef RING_ONCE
 		:: w == n -> bell = 1	/* n - 1 < w <= n */
+#else
+		:: w != 0 && w <= n -> bell = 1
+#endif
 		:: else
 		fi;
 		w = 0
