@@ -30,6 +30,7 @@
 
 #define RATE_FADE	16	/* a sample's weight is one in so many */
 #define LAT_FORGET	256
+#define RATE_STALE_NS	NSEC_PER_SEC
 #define GUESS_BYTES_S	1000000000u
 #define GUESS_LAT_NS	(100 * NSEC_PER_USEC)
 
@@ -309,12 +310,29 @@ void nvme_rate_add(struct nvme *nv, const struct node_io *io, uint64_t now)
 					 NSEC_PER_SEC / r->sum_ns);
 }
 
+/*
+ * A slow spell (a throttled disk, a stopped daemon) must not be believed for
+ * ever: who is told that reading is slow does not read, and so nothing would
+ * ever correct it. What was not measured lately is guessed again.
+ */
+static uint64_t rate_now(const struct nvme *nv, enum node_dir dir)
+{
+	const struct node_dir_stats *st = &nv->node.stats.dir[dir];
+
+	if (!st->bytes_s)
+		return GUESS_BYTES_S;
+	if (st->bytes_s < GUESS_BYTES_S && !st->inflight && !st->queued &&
+	    now_ns() - nv->rate[dir].from > RATE_STALE_NS)
+		return GUESS_BYTES_S;
+	return st->bytes_s;
+}
+
 uint32_t nvme_estimate_us(const struct node *n, enum node_dir dir,
 			  uint32_t len)
 {
 	const struct nvme *nv = to_nvme(n);
 	const struct node_dir_stats *st = n->stats.dir;
-	uint64_t bytes_s = st[dir].bytes_s ? st[dir].bytes_s : GUESS_BYTES_S;
+	uint64_t bytes_s = rate_now(nv, dir);
 	uint64_t lat_ns = nv->rate[dir].best_ns ? nv->rate[dir].best_ns :
 						  GUESS_LAT_NS;
 	unsigned __int128 ns;
