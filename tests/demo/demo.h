@@ -23,10 +23,9 @@
 struct test_daemon;
 
 #define NR_ENGINES	4
-#define PAGE_BYTES	65536u		/* of two segments, K and V */
+#define PAGE_BYTES	32768u		/* of two segments, K and V */
 #define NR_SEGS		2
 #define BLOCK_TOKENS	512u		/* of the traces in tests/data */
-#define TOKEN_COST_US	20u		/* what recomputing a token is taken to cost */
 
 /**
  * struct engine_stats - what one engine counts, over all its incarnations

@@ -4,11 +4,12 @@
  *
  * A loop of steps, as engines have. Up to NR_ACTIVE requests are worked on at
  * a time. A new one is matched; what was found is read where it lies; what
- * lies below is fetched, with a deadline; the rest is "computed" in chunks:
- * frames are allocated, the page's bytes are written in place, and the chunk is
- * published with this step as its fence. Then the step is declared done, and
- * only now kvmmd lets others find the pages. A request whose publishes are all
- * answered ends with its hint.
+ * lies below is fetched, with a deadline; the rest is computed in chunks. A
+ * step is launched: its chunks get frames and are published at once, with this
+ * step as their fence. Then the device is busy for PAGE_NS a page, and only at
+ * its end the bytes are written, in place, and the step is declared done: a
+ * page that others could find earlier would be wrong in every byte. A request
+ * whose publishes are all answered ends with its hint.
  *
  *	FETCHING -> COMPUTING -> DRAINING -> (ended)
  *
@@ -33,6 +34,7 @@
 #define NR_RUNS		32		/* those, and the ones that only drain */
 #define CHUNK		32		/* pages computed in a step */
 #define NR_OPS		256		/* in flight; a power of two */
+#define PAGE_NS		NSEC_PER_MSEC	/* to compute a page: 0.5 M tokens/s */
 #define FETCH_NS	(300 * NSEC_PER_MSEC)
 #define FRAME_NS	(50 * NSEC_PER_MSEC)	/* wait for frames at most */
 #define DRAIN_NS	(20 * NSEC_PER_SEC)	/* for publishes, at most */
@@ -61,7 +63,8 @@ struct run {
 
 /**
  * struct op - something posted and not answered yet
- * @stops:	how often kvmmd had been stopped when it was posted
+ * @start_ns:	when it was posted; publish: when its step was done, 0 before
+ * @stops:	how often kvmmd had been stopped then
  */
 struct op {
 	struct run	*run;		/* NULL: free */
@@ -73,6 +76,12 @@ struct op {
 	kvmm_frame_t	frame[CHUNK];
 };
 
+/**
+ * struct engine - the process
+ * @step:	the one that is launched, or will be next
+ * @busy_until:	the device works on @step; 0: it does not
+ * @launched:	publishes of @step, whose bytes are written at its end
+ */
 struct engine {
 	const struct demo *dm;
 	struct shared	*sh;
@@ -84,6 +93,9 @@ struct engine {
 	kvmm_node_t	dram;
 	struct places	places;
 	uint64_t	step;
+	uint64_t	busy_until;
+	struct op	*launched[NR_ACTIVE];
+	unsigned int	nr_launched;
 	uint64_t	seq;
 	unsigned int	nr_active;
 	unsigned int	nr_corrupt;
@@ -233,7 +245,8 @@ static void run_end(struct engine *e, struct run *r)
 {
 	if (r->state == RUN_FETCHING || r->state == RUN_COMPUTING)
 		e->nr_active--;
-	kvmm_req_end(r->rq, r->r->how, e->step);
+	/* What it read was read when it was admitted; see read_page(). */
+	kvmm_req_end(r->rq, r->r->how, e->step - 1);
 	count(&e->st->requests, 1);
 	r->rq = NULL;
 	r->state = RUN_FREE;
@@ -381,13 +394,63 @@ static void fetch_done(struct engine *e, struct op *op,
 	run_compute_next(r);
 }
 
-/* Compute and publish the next chunk. Return: false: no frames yet. */
-static bool compute(struct engine *e, struct run *r)
+/* No frames came in time: the rest of @r is computed, but nobody else's. */
+static void compute_private(struct engine *e, struct run *r)
+{
+	uint32_t left = r->r->npages - r->have;
+
+	count(&e->st->pages_private, left);
+	count(&e->st->pages_computed, left);
+	e->busy_until += left * PAGE_NS;
+	run_drain(e, r);
+}
+
+/* Frames for the next chunk. Return: 0, -EAGAIN: later, -ENOBUFS: never. */
+static int take_frames(struct engine *e, struct run *r, kvmm_frame_t *f,
+		       uint32_t n)
+{
+	int err = kvmm_alloc(r->rq, 0, e->dram, n, f, KVMM_EVICT_OK);
+	uint64_t now;
+
+	if (!err) {
+		r->since = 0;
+		return 0;
+	}
+	if (err != -EAGAIN) {
+		complain(e, "alloc", err);
+		return -ENOBUFS;
+	}
+	now = now_ns();
+	if (!r->since)
+		r->since = now;
+	return now - r->since < FRAME_NS ? -EAGAIN : -ENOBUFS;
+}
+
+static int publish_chunk(struct engine *e, struct run *r, struct op *op)
 {
 	static const struct kvmm_key no_parent;
 	struct kvmm_pub pub[CHUNK];
+	uint32_t i;
+
+	memset(pub, 0, sizeof(pub));
+	for (i = 0; i < op->n; i++) {
+		uint32_t pg = op->first + i;
+
+		pub[i].key = r->key[pg];
+		pub[i].parent = pg ? r->key[pg - 1] : no_parent;
+		pub[i].frame = op->frame[i];
+		pub[i].pos = pg * BLOCK_TOKENS;
+		pub[i].cost_us = PAGE_NS / NSEC_PER_USEC;
+		pub[i].after = e->step;
+	}
+	return kvmm_publish(r->rq, e->dram, pub, op->n, op->tag);
+}
+
+/* Launch the next chunk of @r in this step. Return: false: not now. */
+static bool launch(struct engine *e, struct run *r)
+{
 	uint32_t left = r->r->npages - r->have;
-	uint32_t n = left < CHUNK ? left : CHUNK, i;
+	uint32_t n = left < CHUNK ? left : CHUNK;
 	struct op *op;
 	int err;
 
@@ -398,42 +461,17 @@ static bool compute(struct engine *e, struct run *r)
 	op = op_get(e, r);
 	if (!op)
 		return false;
-	err = kvmm_alloc(r->rq, 0, e->dram, n, op->frame, KVMM_EVICT_OK);
+	err = take_frames(e, r, op->frame, n);
 	if (err) {
-		uint64_t now = now_ns();
-
 		op->run = NULL;
-		if (err != -EAGAIN) {
-			complain(e, "alloc", err);
-		} else if (!r->since) {
-			r->since = now;
-			return false;
-		} else if (now - r->since < FRAME_NS) {
-			return false;
-		}
-		count(&e->st->pages_private, left);
-		count(&e->st->pages_computed, left);
-		run_drain(e, r);
-		return true;
-	}
-	r->since = 0;
-
-	memset(pub, 0, sizeof(pub));
-	for (i = 0; i < n; i++) {
-		uint32_t pg = r->have + i;
-
-		write_page(e, op->frame[i], &r->key[pg]);
-		pub[i].key = r->key[pg];
-		pub[i].parent = pg ? r->key[pg - 1] : no_parent;
-		pub[i].frame = op->frame[i];
-		pub[i].pos = pg * BLOCK_TOKENS;
-		pub[i].cost_us = BLOCK_TOKENS * TOKEN_COST_US;
-		pub[i].after = e->step;
+		if (err == -ENOBUFS)
+			compute_private(e, r);
+		return err == -ENOBUFS;
 	}
 	op->first = r->have;
 	op->n = n;
-	op->start_ns = now_ns();
-	err = kvmm_publish(r->rq, e->dram, pub, n, op->tag);
+	op->start_ns = 0;
+	err = publish_chunk(e, r, op);
 	if (err) {
 		op->run = NULL;
 		if (err != -EAGAIN)
@@ -441,12 +479,52 @@ static bool compute(struct engine *e, struct run *r)
 		count(&e->st->pages_refused, n);
 	} else {
 		r->inflight++;
+		e->launched[e->nr_launched++] = op;
 	}
+	e->busy_until += n * PAGE_NS;
 	count(&e->st->pages_computed, n);
 	r->have += n;
 	if (r->have == r->r->npages)
 		run_drain(e, r);
 	return true;
+}
+
+static bool launch_step(struct engine *e)
+{
+	bool any = false;
+	struct run *r;
+
+	for (r = e->run; r < e->run + NR_RUNS; r++)
+		if (r->state == RUN_COMPUTING && e->nr_launched < NR_ACTIVE)
+			any |= launch(e, r);
+	/* Until here it was how long the step takes. */
+	if (e->busy_until)
+		e->busy_until += now_ns();
+	return any;
+}
+
+/* The device is through: now the bytes are there. */
+static void finish_step(struct engine *e)
+{
+	unsigned int i;
+	uint32_t j;
+
+	for (i = 0; i < e->nr_launched; i++) {
+		struct op *op = e->launched[i];
+
+		if (!op->run)
+			continue;	/* answered already: refused */
+		for (j = 0; j < op->n; j++)
+			write_page(e, op->frame[j],
+				   &op->run->key[op->first + j]);
+		op->start_ns = now_ns();
+		op->stops = atomic_load_explicit(&e->sh->stops,
+						 memory_order_relaxed);
+	}
+	e->nr_launched = 0;
+	e->busy_until = 0;
+	kvmm_step_done(e->k, e->step);
+	e->step++;
 }
 
 /* For --selftest-corrupt: a sealed page changes behind everybody's back. */
@@ -490,7 +568,8 @@ static void publish_done(struct engine *e, struct op *op,
 		count(&e->st->pages_refused, op->n);
 		return;
 	}
-	op_time(e, op, &e->st->publish);
+	if (op->start_ns)
+		op_time(e, op, &e->st->publish);
 	for (i = 0; i < d->n && i < op->n; i++)
 		page_published(e, r, op, i, &d->res[i]);
 }
@@ -521,25 +600,25 @@ static int take_completions(struct engine *e)
 
 static bool work(struct engine *e)
 {
-	uint64_t published = read_count(&e->st->pages_computed);
 	bool progress = false;
 	struct run *r;
 
+	if (e->busy_until && now_ns() >= e->busy_until) {
+		finish_step(e);
+		progress = true;
+	}
+	if (!e->busy_until)
+		progress |= launch_step(e);
 	for (r = e->run; r < e->run + NR_RUNS; r++) {
-		if (r->state == RUN_COMPUTING)
-			progress |= compute(e, r);
-		else if (r->state == RUN_DRAINING && !r->inflight) {
+		if (r->state != RUN_DRAINING)
+			continue;
+		if (!r->inflight) {
 			run_end(e, r);
 			progress = true;
-		} else if (r->state == RUN_DRAINING && r->since &&
-			   now_ns() - r->since > DRAIN_NS) {
+		} else if (r->since && now_ns() - r->since > DRAIN_NS) {
 			complain(e, "publish was never answered", -ETIMEDOUT);
 			r->since = 0;
 		}
-	}
-	if (read_count(&e->st->pages_computed) != published) {
-		kvmm_step_done(e->k, e->step);
-		e->step++;
 	}
 	return progress;
 }
@@ -558,8 +637,11 @@ static void wait_a_little(struct engine *e)
 {
 	struct pollfd pfd = { .fd = kvmm_fd(e->k), .events = POLLIN };
 	uint64_t until = kvmm_next_deadline(e->k), most = now_ns() + NSEC_PER_MSEC;
-	struct timespec ts = ns_to_timespec(deadline_left(until < most ? until
-								: most));
+	struct timespec ts;
+
+	if (e->busy_until && e->busy_until < most)
+		most = e->busy_until;
+	ts = ns_to_timespec(deadline_left(until < most ? until : most));
 
 	ppoll(&pfd, 1, &ts, NULL);
 }

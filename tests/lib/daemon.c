@@ -110,7 +110,7 @@ static json_t *json_bytes(uint64_t bytes)
 static json_t *config_nodes(const struct test_daemon *d)
 {
 	const struct td_opts *o = &d->opts;
-	json_t *list = json_array();
+	json_t *list = json_array(), *nvme;
 	json_t *dram = json_pack("{s:s, s:s, s:o, s:o}", "name", "dram0",
 				 "kind", "host",
 				 "size", json_bytes(o->dram_bytes),
@@ -120,10 +120,14 @@ static json_t *config_nodes(const struct test_daemon *d)
 	if (!o->nvme_bytes)
 		return list;
 	json_object_set_new(dram, "below", json_string("nvme0"));
-	json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:o, s:s}",
-		"name", "nvme0", "kind", "nvme", "path", d->nvme,
-		"size", json_bytes(o->nvme_bytes),
-		"engine", o->engine ? o->engine : "auto"));
+	nvme = json_pack("{s:s, s:s, s:s, s:o, s:s}",
+			 "name", "nvme0", "kind", "nvme", "path", d->nvme,
+			 "size", json_bytes(o->nvme_bytes),
+			 "engine", o->engine ? o->engine : "auto");
+	if (o->io_timeout)
+		json_object_set_new(nvme, "io_timeout",
+				    json_string(o->io_timeout));
+	json_array_append_new(list, nvme);
 	return list;
 }
 
