@@ -223,6 +223,7 @@ struct mm_pool {
 	struct list	dirty;		/* copy.link; nr_dirty of them */
 	uint64_t	full_ns;
 	uint64_t	wb_boost;
+	uint32_t	nr_writing;	/* frames that are being written down */
 
 	/* memory pools */
 	struct shm	table_shm;

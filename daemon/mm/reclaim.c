@@ -330,7 +330,7 @@ static struct mm_node *scan_lower(const struct mm_pool *p)
 
 	if (!lo || !node_takes(lo))
 		return NULL;
-	if (node_full_of_writes(lo) && pool_avail(p) <= p->wmark_min)
+	if (pool_full_of_writes(p, lo) && pool_avail(p) <= p->wmark_min)
 		return NULL;
 	return lo;
 }

@@ -117,8 +117,8 @@ bool wback_over(const struct copy *c);
 void wback_free(struct copy *c);
 /* Does the node below take pages now? */
 bool node_takes(const struct mm_node *lo);
-/* And has it all it can swallow for the moment? */
-bool node_full_of_writes(const struct mm_node *lo);
+/* Is enough under way, to the node below or from this pool? */
+bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo);
 uint64_t writeback_run(struct mm *mm, uint64_t now);
 /* Take back what has not been started. */
 void writeback_stop(struct mm *mm);

@@ -35,12 +35,14 @@
 
 /*
  * What is under way to one node at once. Guesses: 32 MiB are some 10 to 30 ms
- * of one NVMe drive, enough for its queue and little enough that a stalled one
- * holds few frames; small pages are bounded by number.
+ * of one NVMe drive, enough for its queue; small pages are bounded by number.
+ * And of one pool: a device that stalls keeps the frames it was given, and the
+ * rest of the pool must be able to go on without it.
  */
 #define WB_BYTES		(UINT64_C(32) << 20)
 #define WB_IOS_MIN		8u
 #define WB_IOS_MAX		256u
+#define WB_POOL_SHARE		4u	/* one part in this many */
 
 #define WB_LOOK			512u	/* dirty pages looked at a call */
 #define SLOT_LISTS		65536u
@@ -91,8 +93,12 @@ bool node_takes(const struct mm_node *lo)
 	return !lo->mm->stopping && node_writable(lo->node);
 }
 
-bool node_full_of_writes(const struct mm_node *lo)
+bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo)
 {
+	uint64_t most = (p->nr_frames + pool_room(p)) / WB_POOL_SHARE;
+
+	if (p->nr_writing >= max(most, (uint64_t)1))
+		return true;
 	return lo->wb_ios >= WB_IOS_MAX ||
 	       (lo->wb_ios >= WB_IOS_MIN && lo->wb_bytes >= WB_BYTES);
 }
@@ -361,6 +367,7 @@ static void wback_release(struct node_io *io)
 	struct copy *c = page_copy(pg, to);
 
 	frame_unref(page_pool(pg, wb->from), wb->frame);
+	page_pool(pg, wb->from)->nr_writing--;
 	list_del(&wb->link);
 	wb->over = true;
 	to->wb_ios--;
@@ -440,6 +447,7 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 	if (err)
 		goto err_slot;
 	frame_ref(page_pool(pg, from), wb->frame);
+	page_pool(pg, from)->nr_writing++;
 	list_add_tail(&nd->mm->wbacks, &wb->link);
 	c->wb = wb;
 	copy_set_state(pg, to, COPY_WRITING);
@@ -464,11 +472,13 @@ int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
 	struct page *chain[TIER_BATCH], *above = NULL;
 	struct mm_node *lo = node_lower(nd);
 	unsigned int n = 0, end, begun = 0;
+	struct mm_pool *p;
 	int err = 0;
 
 	if (!lo || !node_takes(lo))
 		return -EAGAIN;
-	if (node_full_of_writes(lo))
+	p = page_pool(pg, nd);
+	if (pool_full_of_writes(p, lo))
 		return -EBUSY;
 	if (page_copy(pg, lo)->state != COPY_NONE || (pg->flags & PAGE_BAD))
 		return -EALREADY;
@@ -490,7 +500,7 @@ int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
 		page_copy(above, lo)->refs++;
 	}
 	end = n > TIER_BATCH ? n - TIER_BATCH : 0;
-	while (n > end && !node_full_of_writes(lo)) {
+	while (n > end && !pool_full_of_writes(p, lo)) {
 		err = wback_start(chain[--n % TIER_BATCH], nd, lo, prio);
 		if (err)
 			break;
@@ -548,11 +558,9 @@ uint64_t writeback_run(struct mm *mm, uint64_t now)
 
 		if (!lo || !node_takes(lo))
 			continue;
-		list_for_each_entry(p, &nd->pools, node_link) {
-			if (node_full_of_writes(lo))
-				break;
-			begun += pool_clean(p, lo);
-		}
+		list_for_each_entry(p, &nd->pools, node_link)
+			if (!pool_full_of_writes(p, lo))
+				begun += pool_clean(p, lo);
 	}
 	return begun ? now : UINT64_MAX;
 }

@@ -438,20 +438,25 @@ static void a_load_drops_what_is_clean_for_its_frame(void **state)
 	assert_int_equal(dram()->pgdrop_gone, 0);
 }
 
-/* Memory full of pages whose writes are out and held; no frame is free. */
+/*
+ * Memory full of pages that are pinned, or whose writes are out and held; no
+ * frame is free. The whole chain 1 is below.
+ */
 static void fill_dirty(void)
 {
-	struct mm_pool *p;
+	struct mm_pool *p = rig_pool(r, RIG_FULL, RIG_DRAM);
+	struct page *pg;
 	uint32_t n = 0;
 
-	small_start(NSEC_PER_SEC);
-	p = rig_pool(r, RIG_FULL, RIG_DRAM);
-	lower_chain(1, 1);
 	r->blk->hold[NODE_WRITE] = true;
-	while (!rig_publish(r, RIG_FULL, 2, n))
-		n++;
+	while (!rig_publish(r, RIG_FULL, 2, n)) {
+		pg = rig_page(r, RIG_FULL, 2, n++);
+		if (n > 4)
+			rig_pin(r, RIG_FULL, pg->copy[RIG_DRAM].frame, 1);
+	}
 	assert_true(n > 8);
 	rig_run(r, 5);
+	assert_true(p->nr_writing > 0);
 	while (p->nr_free)
 		assert_true(frame_take(p, FRAME_FOR_LOAD, FRAME_OPEN));
 }
@@ -461,10 +466,14 @@ static void a_load_waits_for_a_write_to_free_its_frame(void **state)
 	struct rig_answer a;
 	uint64_t tag;
 
+	small_start(NSEC_PER_SEC);
+	lower_chain(1, 1);
 	fill_dirty();
 	tag = rig_fetch(r, RIG_FULL, 1, 0, 1, 0);
 	assert_false(rig_answer(r, tag, 20, &a));
 	r->blk->hold[NODE_WRITE] = false;
+	rig_pin(r, RIG_FULL, rig_page(r, RIG_FULL, 2, rig_pool(r, RIG_FULL,
+		RIG_DRAM)->nr_pages - 1)->copy[RIG_DRAM].frame, -1);
 	assert_true(rig_answer(r, tag, 1000, &a));
 	assert_int_equal(a.res[0].result, 0);
 	assert_true(rig_bytes_ok(r, RIG_FULL, a.res[0].frame, 1, 0));
@@ -476,6 +485,8 @@ static void a_load_does_not_wait_for_a_frame_for_ever(void **state)
 	struct rig_answer a;
 	uint64_t tag;
 
+	small_start(NSEC_PER_SEC);
+	lower_chain(1, 1);
 	fill_dirty();
 	r->mm->o.direct_reclaim_ns = 30 * NSEC_PER_MSEC;
 	tag = rig_fetch(r, RIG_FULL, 1, 0, 1, 0);
@@ -496,13 +507,7 @@ static void a_publish_serves_who_waits_for_a_frame(void **state)
 	f = rig_frame(r, RIG_FULL, 100);
 	assert_true(f);
 	lower_chain(1, 1);
-	r->blk->hold[NODE_WRITE] = true;
-	while (!rig_publish(r, RIG_FULL, 2, rig_pool(r, RIG_FULL,
-						     RIG_DRAM)->nr_pages))
-		;
-	while (rig_pool(r, RIG_FULL, RIG_DRAM)->nr_free)
-		frame_take(rig_pool(r, RIG_FULL, RIG_DRAM), FRAME_FOR_LOAD,
-			   FRAME_OPEN);
+	fill_dirty();
 	tag = rig_fetch(r, RIG_FULL, 1, 0, 1, 0);
 	assert_false(rig_answer(r, tag, 10, &a));
 	/* somebody computed it meanwhile */

@@ -64,6 +64,12 @@ static void the_head_is_written_once(void **state)
 /* Of a chain longer than a batch the upper part goes first. */
 static void a_long_chain_goes_down_from_its_head(void **state)
 {
+	struct rig_opts o = {
+		.dram_bytes = 512 * 4096, .nvme_bytes = 1024 * 4096,
+	};
+
+	rig_stop(r);
+	rig_start(r, &o);
 	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 90), 90);
 	assert_int_equal(write_down(1, 89), TIER_BATCH);
 	assert_int_equal(rig_state(r, RIG_FULL, 1, 0, RIG_NVME), COPY_WRITING);
@@ -285,6 +291,24 @@ static void another_size_gets_a_segment(void **state)
 	rig_check(r);
 }
 
+static void a_stalled_node_does_not_get_all_frames(void **state)
+{
+	struct mm_pool *p = rig_pool(r, RIG_FULL, RIG_DRAM);
+	uint32_t c;
+
+	r->blk->hold[NODE_WRITE] = true;
+	for (c = 0; c < 100; c++)
+		assert_int_equal(rig_publish_chain(r, RIG_FULL, c, 4), 4);
+	assert_true(p->nr_writing > 0);
+	assert_true(p->nr_writing <= (p->nr_frames + pool_room(p)) / 4);
+	assert_true(rig_count(r, RIG_DRAM)->pgdrop_gone > 0);
+	rig_check(r);
+	r->blk->hold[NODE_WRITE] = false;
+	rig_settle(r, 1000);
+	assert_int_equal(p->nr_writing, 0);
+	rig_check(r);
+}
+
 static void nothing_is_written_that_the_node_refuses(void **state)
 {
 	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 3), 3);
@@ -348,6 +372,7 @@ int main(void)
 		T(a_full_node_gives_up_leaves_only),
 		T(an_ancestor_is_not_evicted_for_its_child),
 		T(another_size_gets_a_segment),
+		T(a_stalled_node_does_not_get_all_frames),
 		T(nothing_is_written_that_the_node_refuses),
 		T(nothing_is_written_while_memory_is_empty),
 		T(a_share_of_a_full_pool_is_kept_clean),
