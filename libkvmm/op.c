@@ -420,8 +420,7 @@ int kvmm_ping(struct kvmm *k, uint64_t tag)
 	op->done.tag = tag;
 	op->done.op = KVMM_OP_PING;
 	op->nr_parts = 1;
-	op->part[0].sqe = (struct ring_sqe){ .op = RING_NOP };
-	op->part[0].bytes = 0;
+	op->part[0] = (struct kvmm_op_part){ .sqe = { .op = RING_NOP } };
 	err = kvmm_op_post(op);
 	if (err)
 		kvmm_op_recycle(k, op);
