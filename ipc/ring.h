@@ -11,8 +11,8 @@
  * Completion ring (daemon -> client). @armed is the client's: 0 awake, 1 wants
  * an eventfd write, 2 the write has been made (the client must drain it). The
  * client stores armed = 1 (seq_cst), re-reads tail (seq_cst), then sleeps; the
- * daemon stores tail (seq_cst), and if it loads armed == 1 exchanges it for 2
- * and writes the eventfd. Both are the same Dekker pair as pins and reclaim.
+ * daemon stores tail (seq_cst), and if it loads armed == 1 writes the eventfd,
+ * then stores armed = 2. Both are the same Dekker pair as pins and reclaim.
  *
  * A completion is one head slot followed by ceil(n / RING_RESULTS) result
  * slots; a producer publishes them with one tail store, so a consumer sees all

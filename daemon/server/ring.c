@@ -170,11 +170,14 @@ void ring_kick(struct session *ss)
 	/* seq_cst: pairs with the client's armed = 1 before its load of tail */
 	if (atomic_load_explicit(armed, memory_order_seq_cst) != 1)
 		return;
-	/* seq_cst as above; whoever turns 1 into 2 writes, so nobody twice */
-	if (atomic_exchange_explicit(armed, 2, memory_order_seq_cst) != 1)
-		return;
 	ss->ring.wakes++;
 	eventfd_write(ss->notify_fd, 1);	/* full: it is readable anyway */
+	/*
+	 * seq_cst as above; and after the write, since a client that sees 2
+	 * drains the count and arms again: a write that came later would keep
+	 * its fd readable until the next completion.
+	 */
+	atomic_store_explicit(armed, 2, memory_order_seq_cst);
 }
 
 static bool has_frames(const struct ring_cqe *cqe, const struct ring_result *res)
