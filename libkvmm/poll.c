@@ -7,8 +7,9 @@
  * it comes back at once, and one that spins makes no system call. To go to
  * sleep the count is drained, `armed` is set to 1 and the ring is looked at
  * once more; the daemon that posts a completion then sees 1, writes the eventfd
- * and makes it 2 (ipc/ring.h has the ordering), and this side is awake again. Since that costs system calls on both sides, it is put off while an
- * operation is in flight and something moved in the last %LIB_SPIN_NS.
+ * and makes it 2 (ipc/ring.h has the ordering), and this side is awake again.
+ * Since that costs system calls on both sides, it is put off while an operation
+ * is in flight and something moved in the last %LIB_SPIN_NS.
  */
 #include <errno.h>
 #include <string.h>
