@@ -560,6 +560,8 @@ void extent_down(struct mm_pool *p, uint32_t no);
  * evacuated; -EAGAIN: an attempt failed a moment ago.
  */
 int pool_grow(struct mm_pool *p);
+/* Is memory of some pool on its way back to @nd, though it is full now? */
+bool node_room_comes(const struct mm_node *nd);
 /* Frames that @p could still get from its node without any reclaim. */
 uint64_t pool_room(const struct mm_pool *p);
 /* Frames came: serve load_wait (fetch_frames_came()), then refill_wait. */

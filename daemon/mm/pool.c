@@ -311,6 +311,36 @@ static void evacuate_other(struct mm_pool *p)
 		pool_evacuate(best);
 }
 
+bool node_room_comes(const struct mm_node *nd)
+{
+	const struct mm_pool *p;
+
+	if (nd->evac)
+		return true;
+	list_for_each_entry(p, &nd->pools, node_link)
+		if (p->ending || p->extents_going || p->extents_putting)
+			return true;
+	return false;
+}
+
+/* Is some of @nd's memory on its way back? */
+static bool node_frees(const struct mm_node *nd)
+{
+	const struct mm_pool *q;
+
+	list_for_each_entry(q, &nd->pools, node_link)
+		if (q->extents_putting || q->extents_going)
+			return true;
+	return nd->evac;
+}
+
+int pool_first_extent(struct mm_pool *p)
+{
+	if (p->nr_extents)
+		return 0;
+	return pool_grow(p) == -ENOSPC && !node_frees(p->nd) ? -ENOSPC : 0;
+}
+
 int pool_grow(struct mm_pool *p)
 {
 	struct mm *mm = p->space->mm;
@@ -335,7 +365,7 @@ int pool_grow(struct mm_pool *p)
 	}
 	if (err == -ENOSPC) {
 		/* an extent that is on its way back is room enough */
-		if (!p->extents_coming && !p->nd->evac)
+		if (!p->extents_coming && !node_frees(p->nd))
 			evacuate_other(p);
 		return -ENOSPC;
 	}

@@ -158,7 +158,8 @@ static int space_first_extents(struct mm_space *sp, struct errmsg *e)
 	if (n == mm->nr_nodes)
 		return 0;
 	for (c = 0; c < sp->desc.nclasses; c++) {
-		if (pool_grow(sp->pool[c][n]) == -ENOSPC && !mm->node[n].evac)
+		if (pool_grow(sp->pool[c][n]) == -ENOSPC &&
+		    !node_room_comes(&mm->node[n]))
 			return errmsg_set(e, -ENOSPC,
 				"node %s is full: no room for an extent of class %s",
 				mm->node[n].node->name, sp->desc.cls[c].name);

@@ -152,7 +152,7 @@ int mm_win_open(struct mm_client *c, struct mm_space *sp, unsigned int cls,
 	if (err)
 		goto out_free;
 	if (!w->pool->nr_extents && pool_grow(w->pool) == -ENOSPC &&
-	    !w->pool->nd->evac) {
+	    !node_room_comes(w->pool->nd)) {
 		err = errmsg_set(e, -ENOSPC,
 			"node %s has no room for an extent of this class",
 			w->pool->nd->node->name);
