@@ -95,11 +95,18 @@ const char *ta_node_state(struct test_daemon *d, const char *node)
 uint64_t ta_rejects(struct test_daemon *d, const char *reason)
 {
 	json_t *status = ta_request(d, "{\"cmd\": \"status\"}");
-	uint64_t n = number_at(json_object_get(status, "rejects"),
-			       reason ? reason : "total");
+	json_t *rejects = json_object_get(status, "rejects"), *v;
+	uint64_t sum = 0;
+	const char *key;
 
+	T_CHECK(json_is_object(rejects), "status has no rejects");
+	if (reason)
+		sum = number_at(rejects, reason);
+	else
+		json_object_foreach(rejects, key, v)
+			sum += (uint64_t)json_integer_value(v);
 	json_decref(status);
-	return n;
+	return sum;
 }
 
 unsigned int ta_clients(struct test_daemon *d)
@@ -111,6 +118,19 @@ unsigned int ta_clients(struct test_daemon *d)
 	T_CHECK(json_is_array(list), "client lists no clients");
 	json_decref(reply);
 	return (unsigned int)n;
+}
+
+uint64_t ta_open(struct test_daemon *d, pid_t pid)
+{
+	json_t *reply = ta_request(d, "{\"cmd\": \"client\"}"), *c;
+	uint64_t sum = 0;
+	size_t i;
+
+	json_array_foreach(json_object_get(reply, "clients"), i, c)
+		if (!pid || (pid_t)number_at(c, "pid") == pid)
+			sum += number_at(c, "open_frames");
+	json_decref(reply);
+	return sum;
 }
 
 uint64_t ta_pins(struct test_daemon *d, pid_t pid)

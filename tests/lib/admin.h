@@ -35,6 +35,9 @@ uint64_t ta_rejects(struct test_daemon *d, const char *reason);
 /** ta_clients() - clients that kvmmd knows, those of closed sockets too */
 unsigned int ta_clients(struct test_daemon *d);
 
+/** ta_open() - OPEN frames of a process, or of all with 0, as its engine's */
+uint64_t ta_open(struct test_daemon *d, pid_t pid);
+
 /** ta_pins() - pins of a process, or of all with 0 */
 uint64_t ta_pins(struct test_daemon *d, pid_t pid);
 

@@ -328,8 +328,9 @@ static struct kvmm_keys full_keys(struct tc *c, uint64_t chain, uint32_t n)
 	return (struct kvmm_keys) { .k = key, .n = n, .group = TC_FULL };
 }
 
-unsigned int tc_match(struct tc *c, struct kvmm_req *rq, uint64_t chain,
-		      uint32_t n, struct kvmm_hit *hit, struct kvmm_match *m)
+unsigned int tc_match_once(struct tc *c, struct kvmm_req *rq, uint64_t chain,
+			   uint32_t n, struct kvmm_hit *hit,
+			   struct kvmm_match *m)
 {
 	static _Thread_local struct kvmm_hit unused[TC_MAX_CHAIN];
 	struct kvmm_keys keys = full_keys(c, chain, n);
@@ -340,6 +341,20 @@ unsigned int tc_match(struct tc *c, struct kvmm_req *rq, uint64_t chain,
 	*m = (struct kvmm_match) { .size = sizeof(*m) };
 	T_OK(kvmm_match(rq, &keys, 1, c->node, hit ? hit : unused, m));
 	return m->n_resident;
+}
+
+unsigned int tc_match(struct tc *c, struct kvmm_req *rq, uint64_t chain,
+		      uint32_t n, struct kvmm_hit *hit, struct kvmm_match *m)
+{
+	struct kvmm_match mine;
+	unsigned int got;
+
+	if (!m)
+		m = &mine;
+	got = tc_match_once(c, rq, chain, n, hit, m);
+	if (m->sync_wanted && tc_sync(c, 0))
+		got = tc_match_once(c, rq, chain, n, hit, m);
+	return got;
 }
 
 unsigned int tc_peek(struct tc *c, struct kvmm_req *rq, uint64_t chain,
@@ -377,11 +392,8 @@ unsigned int tc_hits(struct tc *c, uint64_t chain, uint32_t n)
 {
 	static _Thread_local struct kvmm_hit hit[TC_MAX_CHAIN];
 	struct kvmm_req *rq = tc_req(c, chain);
-	struct kvmm_match m;
-	unsigned int got = tc_match(c, rq, chain, n, hit, &m);
+	unsigned int got = tc_match(c, rq, chain, n, hit, NULL);
 
-	if (m.sync_wanted && tc_sync(c, 0))
-		got = tc_match(c, rq, chain, n, hit, &m);
 	tc_check(c, chain, hit, got);
 	tc_end(rq);
 	return got;
@@ -426,8 +438,6 @@ struct tc_got tc_get(struct tc *c, uint64_t chain, uint32_t n,
 	uint64_t tag = ++c->tag, t0;
 
 	got.resident = tc_match(c, rq, chain, n, hit, &m);
-	if (m.sync_wanted && tc_sync(c, 0))
-		got.resident = tc_match(c, rq, chain, n, hit, &m);
 	tc_check(c, chain, hit, got.resident);
 	if (m.n_pages > got.resident) {
 		t0 = now_ns();

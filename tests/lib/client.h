@@ -138,9 +138,17 @@ unsigned int tc_publish(struct tc *c, struct kvmm_req *rq, uint64_t chain,
 /** tc_put() - the same in a request of its own, which ends */
 unsigned int tc_put(struct tc *c, uint64_t chain, uint32_t first, uint32_t n);
 
-/** tc_match() - FULL group only; @hit may be NULL. Return: n_resident */
+/**
+ * tc_match() - FULL group only; @hit and @m may be NULL
+ *
+ * Maps what has come when the match says that it lies there. Return: n_resident
+ */
 unsigned int tc_match(struct tc *c, struct kvmm_req *rq, uint64_t chain,
 		      uint32_t n, struct kvmm_hit *hit, struct kvmm_match *m);
+/* The same without that. */
+unsigned int tc_match_once(struct tc *c, struct kvmm_req *rq, uint64_t chain,
+			   uint32_t n, struct kvmm_hit *hit,
+			   struct kvmm_match *m);
 unsigned int tc_peek(struct tc *c, struct kvmm_req *rq, uint64_t chain,
 		     uint32_t n, struct kvmm_match *m);
 

@@ -139,6 +139,24 @@ bool leak_same(const struct leak *then, const struct leak *now, char *why,
 	return !why[0];
 }
 
+/* What goes on in the background (growth, a closing socket) takes a moment. */
+void leak_calm(pid_t pid, struct leak *l)
+{
+	struct t_wait w = t_wait_begin(20000);
+	unsigned int calm = 0;
+
+	w.step_ns = 5000000;
+	T_OK(leak_look(pid, l));
+	while (calm < 10) {
+		struct leak now;
+
+		T_CHECK(t_wait_more(&w), "process %d never rests", pid);
+		T_OK(leak_look(pid, &now));
+		calm = memcmp(&now, l, sizeof(now)) ? 0 : calm + 1;
+		*l = now;
+	}
+}
+
 static bool look_same(pid_t pid, const struct leak *then, char *why, size_t len)
 {
 	struct leak now;

@@ -36,6 +36,9 @@ struct leak {
 /** leak_look() - at @pid; 0 is this process. 0 or -errno */
 int leak_look(pid_t pid, struct leak *l);
 
+/** leak_calm() - the same once nothing changes any more */
+void leak_calm(pid_t pid, struct leak *l);
+
 /** leak_same() - holds @now no more and no less than @then? Says what differs */
 bool leak_same(const struct leak *then, const struct leak *now, char *why,
 	       size_t len);

@@ -19,6 +19,7 @@
 #include "tests/lib/proc.h"
 #include "tests/lib/unit.h"
 
+bool t_failed;
 static bool in_child;
 
 /* -- checks -------------------------------------------------------------------- */
@@ -36,6 +37,7 @@ void t_fail(const char *file, int line, const char *fmt, ...)
 	fflush(stderr);
 	if (in_child)
 		_exit(1);
+	t_failed = true;
 	print_error("%s\n", text);
 	_fail(file, line);
 	abort();		/* _fail() does not return, but does not say so */

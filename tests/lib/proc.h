@@ -37,6 +37,9 @@
 void t_fail(const char *file, int line, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4), noreturn));
 
+/* Has a check of this process failed since it was last cleared? */
+extern bool t_failed;
+
 /* True, or the test fails here; the sentence is printed. */
 #define T_CHECK(cond, ...)						\
 	do {								\
