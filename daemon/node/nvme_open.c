@@ -126,7 +126,9 @@ static int open_allocate(struct nvme *nv, uint64_t bytes)
 	uint64_t total, avail;
 	int err = 0;
 
-	if (!fstatvfs(o->fd, &vfs)) {
+	/* memory file systems may have no size */
+	if (nv->opts.free_floor_pct && !fstatvfs(o->fd, &vfs) &&
+	    vfs.f_blocks) {
 		total = (uint64_t)vfs.f_blocks * vfs.f_frsize;
 		avail = (uint64_t)vfs.f_bavail * vfs.f_frsize;
 		if (avail < bytes || avail - bytes <

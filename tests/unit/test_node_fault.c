@@ -1,0 +1,690 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a slot store does when its device does not. Each fault is injected
+ * between the node's queue and its engine, on both engines.
+ */
+
+#include "daemon/node/fault.h"
+#include "tests/lib/node.h"
+
+#define LEN	65536u
+
+/*
+ * Times are short enough for the state machine to be walked through in a test,
+ * and what a test compares lies far apart: the machine may be a busy one.
+ */
+#define STALL		"stall:ms=1200"
+#define STALL_NS	(1200 * MSEC)
+#define BEFORE_IT_ENDS	(1000 * MSEC)
+
+static void fault_rig(struct rig *r, unsigned int timeout_ms,
+		      unsigned int probe_ms)
+{
+	rig_init_memory(r);
+	r->o.io_timeout_ns = timeout_ms * MSEC;
+	r->o.probe_ns = probe_ms * MSEC;
+	r->o.recover_ns = 150 * MSEC;
+	r->o.zero_bytes_s = 1;		/* not in the way */
+	rig_open(r);
+	/* the one chunk that was started at once */
+	for (int i = 0; i < 20; i++)
+		rig_poll(r, 5);
+}
+
+static void faults(const char *spec)
+{
+	char why[200] = "";
+
+	if (node_fault_set(spec, why, sizeof(why)))
+		print_message("# %s\n", why);
+	assert_string_equal(why, "");
+}
+
+/* A page that is on the medium, and its checksum. */
+static uint32_t page_new(struct rig *r, struct node_slot *slot)
+{
+	uint32_t crc;
+
+	fill(r->mem, LEN, 1);
+	assert_int_equal(op_write(r, slot, r->mem, LEN, "p", &crc), 0);
+	return crc;
+}
+
+static void run_for(struct rig *r, uint64_t ns)
+{
+	uint64_t end = deadline_in(ns);
+
+	while (!deadline_past(end))
+		rig_poll(r, 5);
+}
+
+/* ---- the table ------------------------------------------------------------- */
+
+static void wrong_rules_are_refused_with_a_sentence(void **state)
+{
+	static const char *const bad[] = {
+		"nvme", "nvme:write", "nvme:wrote:eio", "nvme:write:burn",
+		"nvme:write:eio:x=1", "nvme:write:eio:n=", "nvme:read:eio:n=-1",
+		"nvme:read:eio:n=1x", "nvme:read:stall:ms=99999999999",
+		"a name that is longer than any node's name:read:eio",
+	};
+
+	for (unsigned int i = 0; i < ARRAY_SIZE(bad); i++) {
+		struct errmsg msg = { .text = "" };
+
+		assert_int_equal(fault_set(bad[i], &msg), -EINVAL);
+		assert_string_not_equal(msg.text, "");
+	}
+	assert_int_equal(fault_set(";;", NULL), 0);
+	assert_int_equal(fault_set("", NULL), 0);
+}
+
+static void rules_skip_and_count(void **state)
+{
+	struct rig r;
+	struct node_slot slot;
+	uint32_t crc;
+
+	fault_rig(&r, 20000, 20);
+	crc = page_new(&r, &slot);
+	faults("other:read:eio;nvme0:read:eio:skip=1:n=2");
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	assert_int_equal(node_fault_hits(), 2);
+	rig_fini(&r);
+}
+
+/* ---- errors ---------------------------------------------------------------- */
+
+static void failed_write_is_told_and_its_slot_kept_away(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	uint32_t crc;
+
+	fault_rig(&r, 20000, 20);
+	faults("nvme:write:eio:n=1");
+	assert_int_equal(op_write(&r, &slot, r.mem, LEN, "p", &crc), -EIO);
+	assert_int_equal(r.n->stats.dir[NODE_WRITE].eio, 1);
+	assert_int_equal(r.n->stats.dir[NODE_WRITE].ios, 0);
+	assert_int_equal(node_slot_free(r.n, &slot), 0);
+	rig_poll(&r, 0);
+	assert_int_equal(r.n->stats.bad_bytes, LEN);
+	assert_int_equal(r.n->used, 0);
+	assert_int_equal(r.n->state, NODE_ONLINE);
+	page_new(&r, &slot);
+	rig_fini(&r);
+}
+
+static void bad_slots_come_back_when_they_could_be_rewritten(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	uint32_t crc;
+
+	rig_init_memory(&r);
+	rig_open(&r);
+	faults("nvme:write:eio:n=1");
+	assert_int_equal(op_write(&r, &slot, r.mem, LEN, "p", &crc), -EIO);
+	assert_int_equal(node_slot_free(r.n, &slot), 0);
+	rig_until(&r, r.n->stats.zeroed_bytes == r.n->capacity);
+	assert_int_equal(r.n->stats.bad_slots, 0);
+	rig_fini(&r);
+}
+
+static void enodata_is_a_media_error(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	uint32_t crc;
+
+	fault_rig(&r, 20000, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:enodata:n=1");
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
+	assert_int_equal(r.n->stats.dir[NODE_READ].enodata, 1);
+	assert_int_equal(node_slot_free(r.n, &slot), 0);
+	rig_poll(&r, 0);
+	assert_int_equal(r.n->stats.bad_slots, 1);
+	rig_fini(&r);
+}
+
+static void short_transfer_is_an_error(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	uint32_t crc;
+
+	fault_rig(&r, 20000, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:short:n=1;nvme:write:short:n=1");
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
+	assert_int_equal(op_write(&r, &slot, r.mem, LEN, "p", &crc), -EIO);
+	assert_int_equal(r.n->stats.dir[NODE_READ].nr_short, 1);
+	assert_int_equal(r.n->stats.dir[NODE_WRITE].nr_short, 1);
+	rig_fini(&r);
+}
+
+static int read_flipped(struct rig *r)
+{
+	struct node_slot slot;
+	uint32_t crc = page_new(r, &slot);
+
+	faults("nvme:read:flip:n=1");
+	return op_read(r, &slot, r->mem, LEN, "p", crc);
+}
+
+static void flipped_bit_is_a_miss(void **state)
+{
+	struct rig r;
+
+	fault_rig(&r, 20000, 20);
+	assert_int_equal(read_flipped(&r), -EBADMSG);
+	assert_int_equal(r.n->stats.crc_bad, 1);
+	rig_fini(&r);
+
+	/* and without the check it would have been a hit with a wrong byte */
+	setenv("KVMM_BREAK", "crc", 1);
+	fault_rig(&r, 20000, 20);
+	unsetenv("KVMM_BREAK");
+	assert_int_equal(read_flipped(&r), 0);
+	assert_int_equal(node_fault_hits(), 1);
+	rig_fini(&r);
+}
+
+static void write_that_never_happened_is_a_miss(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	uint32_t crc;
+
+	fault_rig(&r, 20000, 20);
+	fill(r.mem, LEN, 2);
+	faults("nvme:write:drop:n=1");
+	assert_int_equal(op_write(&r, &slot, r.mem, LEN, "p", &crc), 0);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EBADMSG);
+	rig_fini(&r);
+}
+
+/* ---- states ---------------------------------------------------------------- */
+
+static void misses_in_a_row_degrade_and_quiet_recovers(void **state)
+{
+	struct node_slot slot, other;
+	struct rig r;
+	uint32_t crc, crc2;
+	uint64_t bad;
+
+	fault_rig(&r, 20000, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:eio:n=2");
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc),
+				 -EIO);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	faults("nvme:read:eio:n=2");
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc),
+				 -EIO);
+	/* four misses, but never three in a row */
+	assert_int_equal(r.n->state, NODE_ONLINE);
+	assert_true(node_writable(r.n));
+	faults("nvme:read:eio:n=1");
+	bad = now_ns();
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
+	assert_int_equal(r.n->state, NODE_DEGRADED);
+	assert_string_not_equal(r.n->why, "");
+
+	/* reads go on, writes do not */
+	assert_false(node_writable(r.n));
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	assert_int_equal(op_write(&r, &other, r.mem, LEN, "q", &crc2),
+			 -EAGAIN);
+	assert_int_equal(node_estimate_us(r.n, NODE_WRITE, LEN), UINT32_MAX);
+	assert_true(node_estimate_us(r.n, NODE_READ, LEN) < UINT32_MAX);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	assert_true(now_ns() - bad >= 150 * MSEC);
+	assert_true(r.n->stats.probes > 0);
+	page_new(&r, &other);
+	rig_fini(&r);
+}
+
+static void dead_device_fails_and_answers_at_once(void **state)
+{
+	enum { N = 20 };
+	static struct op op[N];
+	struct node_slot slot;
+	struct rig r;
+	uint64_t t;
+	uint32_t crc;
+
+	fault_rig(&r, 20000, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:eio;nvme:write:eio");
+	for (int i = 0; i < N; i++) {
+		op_init(&op[i], NODE_READ, &slot, r.mem, LEN, "p");
+		op[i].io.crc = crc;
+		assert_int_equal(node_submit(r.n, &op[i].io), 0);
+	}
+	for (int i = 0; i < N; i++) {
+		rig_until(&r, op[i].nr_release);
+		assert_int_equal(op[i].told, -EIO);
+	}
+	assert_int_equal(r.n->state, NODE_FAILED);
+	t = now_ns();
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
+	assert_true(now_ns() - t < 50 * MSEC);
+	assert_int_equal(node_slot_alloc(r.n, LEN, &slot), -EIO);
+
+	/* it stays so while the probes fail, and comes back by itself */
+	run_for(&r, 100 * MSEC);
+	assert_int_equal(r.n->state, NODE_FAILED);
+	faults(NULL);
+	rig_until(&r, r.n->state != NODE_FAILED);
+	assert_int_equal(r.n->state, NODE_DEGRADED);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	rig_fini(&r);
+}
+
+static void read_only_stops_writes_alone(void **state)
+{
+	struct node_slot slot, other;
+	struct rig r;
+	uint32_t crc, crc2;
+
+	fault_rig(&r, 20000, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:write:erofs");
+	assert_int_equal(op_write(&r, &other, r.mem, LEN, "q", &crc2), -EROFS);
+	assert_int_equal(r.n->state, NODE_DEGRADED);
+	assert_non_null(strstr(r.n->why, "read-only"));
+	assert_int_equal(op_write(&r, &other, r.mem, LEN, "q", &crc2), -EROFS);
+	run_for(&r, 200 * MSEC);
+	assert_int_equal(r.n->state, NODE_DEGRADED);	/* probes agree */
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	faults(NULL);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	page_new(&r, &other);
+	rig_fini(&r);
+}
+
+static void no_space_stops_writes_until_some_is_freed(void **state)
+{
+	struct node_slot slot, other;
+	struct rig r;
+	uint32_t crc, crc2;
+
+	fault_rig(&r, 20000, 600);
+	crc = page_new(&r, &slot);
+	faults("nvme:write:enospc:n=1");
+	assert_int_equal(op_write(&r, &other, r.mem, LEN, "q", &crc2),
+			 -ENOSPC);
+	assert_int_equal(r.n->state, NODE_ONLINE);
+	assert_false(node_writable(r.n));
+	assert_int_equal(op_write(&r, &slot, r.mem, LEN, "q", &crc2), -ENOSPC);
+	assert_int_equal(r.n->stats.dir[NODE_WRITE].enospc, 1);
+	assert_int_equal(r.n->stats.dir[NODE_WRITE].refused, 1);
+	assert_int_equal(node_slot_free(r.n, &other), 0);
+	assert_true(node_writable(r.n));
+	assert_int_equal(r.n->stats.bad_slots, 0);
+	page_new(&r, &other);
+
+	/* or for a while */
+	faults("nvme:write:enospc:n=1");
+	assert_int_equal(op_write(&r, &other, r.mem, LEN, "q", &crc2),
+			 -ENOSPC);
+	assert_false(node_writable(r.n));
+	run_for(&r, 650 * MSEC);
+	assert_true(node_writable(r.n));
+	page_new(&r, &other);
+	(void)crc;
+	rig_fini(&r);
+}
+
+/* ---- time ------------------------------------------------------------------ */
+
+static void late_read_is_answered_now_and_released_later(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	struct op op;
+	uint64_t t;
+	uint32_t crc;
+
+	fault_rig(&r, 250, 20);
+	crc = page_new(&r, &slot);
+	memset(r.mem, 0, LEN);
+	faults("nvme:read:" STALL ":n=1");
+	op_init(&op, NODE_READ, &slot, r.mem, LEN, "p");
+	op.io.crc = crc;
+	t = now_ns();
+	assert_int_equal(node_submit(r.n, &op.io), 0);
+	rig_until(&r, op.nr_done);
+	assert_int_equal(op.told, -ETIMEDOUT);
+	assert_true(op.io.late);
+	assert_true(op.done_ns - t >= 250 * MSEC);
+	assert_true(op.done_ns - t < BEFORE_IT_ENDS);
+	assert_int_equal(op.nr_release, 0);
+	/* memory and slot are still the kernel's */
+	assert_true(node_buf_busy(r.n, r.mem, LEN));
+	assert_int_equal(r.n->stats.dir[NODE_READ].late, 1);
+	assert_int_equal(r.n->stats.dir[NODE_READ].inflight, 1);
+	rig_until(&r, op.nr_release);
+	assert_int_equal(op.io.result, 0);	/* it arrived after all */
+	assert_filled(r.mem, LEN, 1);
+	assert_false(node_buf_busy(r.n, r.mem, LEN));
+	assert_int_equal(r.n->state, NODE_ONLINE);	/* one miss only */
+	rig_fini(&r);
+}
+
+static void callers_own_deadline_is_no_miss_of_the_device(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	struct op op;
+	uint64_t t;
+	uint32_t crc;
+
+	fault_rig(&r, 5000, 20);
+	crc = page_new(&r, &slot);
+	for (int i = 0; i < 5; i++) {
+		faults("nvme:read:stall:ms=100:n=1");
+		op_init(&op, NODE_READ, &slot, r.mem, LEN, "p");
+		op.io.crc = crc;
+		t = now_ns();
+		op.io.deadline_ns = t + 10 * MSEC;
+		assert_int_equal(node_submit(r.n, &op.io), 0);
+		rig_until(&r, op.nr_done);
+		assert_int_equal(op.told, -ETIMEDOUT);
+		assert_true(op.done_ns >= t + 10 * MSEC);
+		rig_until(&r, op.nr_release);
+	}
+	assert_int_equal(r.n->state, NODE_ONLINE);
+	rig_fini(&r);
+}
+
+static void deadline_can_be_moved(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	struct op op;
+	uint64_t t;
+	uint32_t crc;
+
+	fault_rig(&r, 250, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:stall:ms=200:n=1");
+	op_init(&op, NODE_READ, &slot, r.mem, LEN, "p");
+	op.io.crc = crc;
+	t = now_ns();
+	op.io.deadline_ns = t + 20 * MSEC;
+	assert_int_equal(node_submit(r.n, &op.io), 0);
+	node_kick(r.n);
+	node_io_deadline(&op.io, t + 70 * MSEC);
+	rig_until(&r, op.nr_done);
+	assert_true(op.done_ns >= t + 70 * MSEC);
+	node_io_deadline(&op.io, t + 1000 * MSEC);	/* too late to matter */
+	rig_until(&r, op.nr_release);
+	rig_fini(&r);
+}
+
+static void queued_io_ends_at_its_deadline(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	struct op stuck, a, b;
+	uint64_t t;
+	uint32_t crc;
+
+	rig_init_memory(&r);
+	r.o.depth = 1;
+	r.o.zero_bytes_s = 1;
+	r.o.queue_timeout_ns = 150 * MSEC;
+	r.o.io_timeout_ns = 20000 * MSEC;
+	rig_open(&r);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:" STALL ":n=1");
+	op_init(&stuck, NODE_READ, &slot, r.mem, LEN, "p");
+	op_init(&a, NODE_READ, &slot, r.mem + MIB, LEN, "p");
+	op_init(&b, NODE_READ, &slot, r.mem + 2 * MIB, LEN, "p");
+	stuck.io.crc = a.io.crc = b.io.crc = crc;
+	t = now_ns();
+	a.io.deadline_ns = t + 30 * MSEC;
+	assert_int_equal(node_submit(r.n, &stuck.io), 0);
+	assert_int_equal(node_submit(r.n, &a.io), 0);
+	assert_int_equal(node_submit(r.n, &b.io), 0);
+	rig_until(&r, a.nr_done);
+	assert_int_equal(a.told, -ETIMEDOUT);
+	assert_int_equal(a.nr_release, 1);	/* nobody else had it */
+	assert_false(a.io.late);
+	assert_true(a.done_ns >= t + 30 * MSEC);
+	rig_until(&r, b.nr_release);		/* by the node's own limit */
+	assert_int_equal(b.told, -ETIMEDOUT);
+	assert_int_equal(r.n->stats.dir[NODE_READ].expired, 2);
+	assert_int_equal(stuck.nr_done, 0);
+	rig_until(&r, stuck.nr_release);
+	assert_int_equal(stuck.told, 0);
+	rig_fini(&r);
+}
+
+static void stalled_device_goes_down_and_comes_back(void **state)
+{
+	enum { N = 12 };
+	static struct op op[N];
+	struct node_slot slot;
+	struct rig r;
+	uint64_t t;
+	uint32_t crc;
+
+	fault_rig(&r, 250, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:" STALL ";nvme:write:" STALL);
+	t = now_ns();
+	for (int i = 0; i < N; i++) {
+		op_init(&op[i], NODE_READ, &slot, r.mem + i * MIB, LEN, "p");
+		op[i].io.crc = crc;
+		assert_int_equal(node_submit(r.n, &op[i].io), 0);
+	}
+	for (int i = 0; i < N; i++)
+		rig_until(&r, op[i].nr_done);
+	assert_true(now_ns() - t < BEFORE_IT_ENDS);	/* nobody waited it out */
+	assert_int_equal(r.n->state, NODE_FAILED);
+	faults(NULL);
+	for (int i = 0; i < N; i++)
+		rig_until(&r, op[i].nr_release);
+	assert_true(now_ns() - t >= STALL_NS);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	memset(r.mem, 0, LEN);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	assert_filled(r.mem, LEN, 1);
+	rig_fini(&r);
+}
+
+static void late_write_keeps_its_slot_until_the_end(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	struct op op;
+
+	fault_rig(&r, 250, 20);
+	fill(r.mem, LEN, 9);
+	assert_int_equal(node_slot_alloc(r.n, LEN, &slot), 0);
+	faults("nvme:write:" STALL ":n=1");
+	op_init(&op, NODE_WRITE, &slot, r.mem, LEN, "p");
+	assert_int_equal(node_submit(r.n, &op.io), 0);
+	rig_until(&r, op.nr_done);
+	assert_int_equal(op.told, -ETIMEDOUT);
+	assert_int_equal(r.n->used, LEN);
+	rig_until(&r, op.nr_release);
+	assert_int_equal(op.io.result, 0);
+	memset(r.mem, 0, LEN);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", op.io.crc), 0);
+	assert_filled(r.mem, LEN, 9);
+	rig_fini(&r);
+}
+
+static void destroy_waits_for_the_kernel_but_not_for_ever(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	struct op op;
+	uint64_t t;
+
+	fault_rig(&r, 250, 20);
+	assert_int_equal(node_slot_alloc(r.n, LEN, &slot), 0);
+	faults("nvme:write:" STALL ":n=1");
+	op_init(&op, NODE_WRITE, &slot, r.mem, LEN, "p");
+	assert_int_equal(node_submit(r.n, &op.io), 0);
+	node_kick(r.n);
+	t = now_ns();
+	assert_int_equal(node_destroy(r.n, deadline_in(50 * MSEC)),
+			 -ETIMEDOUT);
+	assert_true(now_ns() - t < BEFORE_IT_ENDS);
+	assert_int_equal(op.nr_release, 0);
+	/* the node still is, says no, and can be polled */
+	assert_int_equal(r.n->state, NODE_OFFLINE);
+	assert_int_equal(node_slot_alloc(r.n, LEN, &slot), -ESHUTDOWN);
+	rig_poll(&r, 1);
+	rig_close(&r);
+	assert_int_equal(op.nr_release, 1);
+	rig_fini(&r);
+}
+
+static void rules_can_change_while_serving(void **state)
+{
+	struct node_slot slot;
+	struct rig r;
+	uint32_t crc;
+
+	fault_rig(&r, 20000, 20);
+	crc = page_new(&r, &slot);
+	faults("nvme:read:eio");
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
+	faults(NULL);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	rig_fini(&r);
+}
+
+/*
+ * Every fault at random, for a while: each I/O ends exactly once, nothing that
+ * was told to be right is wrong, the accounts agree, and it all can be ended.
+ */
+static void random_faults_break_no_promise(void **state)
+{
+	enum { N = 24 };
+	static const char *const spec[] = {
+		"", "nvme:read:eio:n=3", "nvme:write:eio:n=2",
+		"nvme:read:flip:n=2", "nvme:write:drop:n=3",
+		"nvme:read:short:n=1;nvme:write:short:n=1",
+		"nvme:read:stall:ms=90:n=4;nvme:write:stall:ms=90:n=4",
+		"nvme:write:enospc:n=1", "nvme:write:erofs:n=1",
+		"nvme:read:enodata:n=1",
+	};
+	static struct {
+		struct op	op;
+		struct node_slot slot;
+		uint32_t	crc;
+		uint64_t	seed;
+		bool		there;
+		bool		out;
+	} page[N];
+	unsigned int ios = test_long() ? 10000 : 300;
+	unsigned int good = 0, bad = 0, started = 0;
+	uint64_t end = deadline_in(PATIENCE_NS);
+	struct rng rng;
+	struct rig r;
+
+	print_message("# seed %llu\n", (unsigned long long)test_seed());
+	rng_seed(&rng, test_seed());
+	memset(page, 0, sizeof(page));
+	rig_init_memory(&r);
+	r.o.io_timeout_ns = 50 * MSEC;
+	r.o.probe_ns = 5 * MSEC;
+	r.o.recover_ns = 20 * MSEC;
+	r.o.depth = 6;
+	rig_open(&r);
+	rig_until(&r, r.n->stats.zeroed_bytes == r.n->capacity);
+	while (started < ios && !deadline_past(end)) {
+		unsigned int k = (unsigned int)rng_below(&rng, N);
+		struct op *op = &page[k].op;
+		char *mem = r.mem + k * LEN;
+
+		if (!rng_below(&rng, 20))
+			faults(spec[rng_below(&rng, ARRAY_SIZE(spec))]);
+		if (page[k].out && op->nr_release) {
+			page[k].out = false;
+			if (op->io.dir == NODE_READ && !op->io.result)
+				assert_filled(mem, LEN, page[k].seed);
+			if (op->io.dir == NODE_WRITE)
+				page[k].crc = op->io.crc;
+			good += !op->io.result;
+			bad += !!op->io.result;
+			if (op->io.result) {
+				assert_int_equal(node_slot_free(r.n,
+							&page[k].slot), 0);
+				page[k].there = false;
+			}
+		} else if (!page[k].out && page[k].there) {
+			memset(mem, 0, LEN);
+			op_init(op, NODE_READ, &page[k].slot, mem, LEN, "f");
+			op->io.crc = page[k].crc;
+			page[k].out = !node_submit(r.n, &op->io);
+			started += page[k].out;
+		} else if (!page[k].out &&
+			   !node_slot_alloc(r.n, LEN, &page[k].slot)) {
+			page[k].seed = rng_next(&rng);
+			fill(mem, LEN, page[k].seed);
+			op_init(op, NODE_WRITE, &page[k].slot, mem, LEN, "f");
+			page[k].out = !node_submit(r.n, &op->io);
+			page[k].there = page[k].out;
+			started += page[k].out;
+			if (!page[k].out)
+				assert_int_equal(node_slot_free(r.n,
+							&page[k].slot), 0);
+		}
+		if (!rng_below(&rng, 3))
+			rig_poll(&r, 2);
+	}
+	print_message("# %u started, %u good, %u bad\n", started, good, bad);
+
+	/* and when it is over, it is over */
+	faults(NULL);
+	for (unsigned int k = 0; k < N; k++)
+		if (page[k].out)
+			rig_until(&r, page[k].op.nr_release);
+	rig_until(&r, r.n->state == NODE_ONLINE && node_writable(r.n));
+	page_new(&r, &page[0].slot);
+	rig_fini(&r);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(wrong_rules_are_refused_with_a_sentence),
+		cmocka_unit_test(rules_skip_and_count),
+		cmocka_unit_test(failed_write_is_told_and_its_slot_kept_away),
+		cmocka_unit_test(
+			bad_slots_come_back_when_they_could_be_rewritten),
+		cmocka_unit_test(enodata_is_a_media_error),
+		cmocka_unit_test(short_transfer_is_an_error),
+		cmocka_unit_test(flipped_bit_is_a_miss),
+		cmocka_unit_test(write_that_never_happened_is_a_miss),
+		cmocka_unit_test(misses_in_a_row_degrade_and_quiet_recovers),
+		cmocka_unit_test(dead_device_fails_and_answers_at_once),
+		cmocka_unit_test(read_only_stops_writes_alone),
+		cmocka_unit_test(no_space_stops_writes_until_some_is_freed),
+		cmocka_unit_test(late_read_is_answered_now_and_released_later),
+		cmocka_unit_test(callers_own_deadline_is_no_miss_of_the_device),
+		cmocka_unit_test(deadline_can_be_moved),
+		cmocka_unit_test(queued_io_ends_at_its_deadline),
+		cmocka_unit_test(stalled_device_goes_down_and_comes_back),
+		cmocka_unit_test(late_write_keeps_its_slot_until_the_end),
+		cmocka_unit_test(destroy_waits_for_the_kernel_but_not_for_ever),
+		cmocka_unit_test(rules_can_change_while_serving),
+		cmocka_unit_test(random_faults_break_no_promise),
+	};
+
+	return run_on_both_engines(tests);
+}
