@@ -318,27 +318,10 @@ bool node_room_comes(const struct mm_node *nd)
 	if (nd->evac)
 		return true;
 	list_for_each_entry(p, &nd->pools, node_link)
-		if (p->ending || p->extents_going || p->extents_putting)
+		if ((p->ending && p->nr_extents + p->extents_coming) ||
+		    p->extents_going || p->extents_putting)
 			return true;
 	return false;
-}
-
-/* Is some of @nd's memory on its way back? */
-static bool node_frees(const struct mm_node *nd)
-{
-	const struct mm_pool *q;
-
-	list_for_each_entry(q, &nd->pools, node_link)
-		if (q->extents_putting || q->extents_going)
-			return true;
-	return nd->evac;
-}
-
-int pool_first_extent(struct mm_pool *p)
-{
-	if (p->nr_extents)
-		return 0;
-	return pool_grow(p) == -ENOSPC && !node_frees(p->nd) ? -ENOSPC : 0;
 }
 
 int pool_grow(struct mm_pool *p)
@@ -365,7 +348,7 @@ int pool_grow(struct mm_pool *p)
 	}
 	if (err == -ENOSPC) {
 		/* an extent that is on its way back is room enough */
-		if (!p->extents_coming && !node_frees(p->nd))
+		if (!p->extents_coming && !node_room_comes(p->nd))
 			evacuate_other(p);
 		return -ENOSPC;
 	}

@@ -355,6 +355,8 @@ int mm_attach(struct mm_client *c, const uint8_t *bytes, size_t len,
 			"no such space, and a read-only client makes none");
 		goto out_desc;
 	}
+	/* what nobody uses any more makes room first */
+	spaces_run(c->mm, 0);
 	err = space_create(c, &d, bytes, len, id, &sp, e);
 	if (err)
 		goto out_desc;
