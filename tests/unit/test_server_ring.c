@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The daemon's side of the rings: order, hand-overs, back-pressure, lies. */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <kvmm/kvmm.h>
+
+#include "ipc/base/clock.h"
+#include "tests/lib/server_rig.h"
+#include "tests/lib/unit.h"
+
+static struct server_rig rig;
+static struct raw_client cl;
+
+static int setup(void **state)
+{
+	int err = srig_open(&rig, "\"spin_us\": 0");
+
+	if (err)
+		return err;
+	assert_int_equal(rc_connect(&rig, 0, &cl), 0);
+	rc_hello(&cl);
+	return 0;
+}
+
+static int setup_window(void **state)
+{
+	int err = setup(state);
+
+	if (err)
+		return err;
+	rc_attach(&cl);
+	rc_win_open(&cl, KVMM_RW);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	rc_close(&cl);
+	srig_close(&rig);
+	return 0;
+}
+
+static struct session *session(void)
+{
+	return list_first(&rig.s->sessions, struct session, link);
+}
+
+/* -- round trips -------------------------------------------------------------------- */
+
+static void nops_complete_in_order(void **state)
+{
+	struct ring_cqe cqe;
+	uint64_t i;
+
+	for (i = 0; i < 300; i++) {
+		struct ring_sqe e = { .op = RING_NOP, .tag = i };
+
+		rc_submit(&cl, &e, NULL, 0);
+	}
+	for (i = 0; i < 300; i++) {
+		rc_complete(&cl, &cqe, NULL, 0);
+		assert_int_equal(cqe.op, RING_NOP);
+		assert_int_equal(cqe.tag, i);
+		assert_int_equal(cqe.result, 0);
+		assert_int_equal(cqe.n, 0);
+	}
+	assert_int_equal(atomic_load(&cl.l->sq.head), 300);
+}
+
+static void a_round_takes_a_bounded_number_of_entries(void **state)
+{
+	unsigned int i;
+
+	for (i = 0; i < 4096; i++) {
+		struct ring_sqe e = { .op = RING_NOP };
+
+		rc_submit(&cl, &e, NULL, 0);
+	}
+	assert_in_range(ring_poll(session()), 1, 256);
+}
+
+static void make_page(struct ring_pub *pub, uint32_t frame, uint8_t id)
+{
+	*pub = (struct ring_pub){ .frame = frame };
+	memset(pub->key, id, sizeof(pub->key));
+}
+
+static void publish(struct raw_client *c, struct ring_pub *pub, uint32_t n,
+		    uint64_t tag)
+{
+	struct ring_sqe e = {
+		.op = RING_PUBLISH, .win = c->win,
+		.space = (uint16_t)c->space, .n = n, .tag = tag,
+	};
+
+	rc_submit(c, &e, pub, n * sizeof(*pub));
+}
+
+static void a_published_page_is_sealed_in_its_frame(void **state)
+{
+	struct ring_result res[1];
+	struct ring_cqe cqe;
+	struct ring_pub pub;
+	uint32_t frame;
+
+	rc_alloc(&cl, &frame, 1);
+	make_page(&pub, frame, 1);
+	publish(&cl, &pub, 1, 7);
+	rc_complete(&cl, &cqe, res, 1);
+	assert_int_equal(cqe.op, RING_PUBLISH);
+	assert_int_equal(cqe.tag, 7);
+	assert_int_equal(cqe.n, 1);
+	assert_int_equal(res[0].result, 0);
+	assert_int_equal(res[0].frame, frame);
+	assert_int_equal(frame_word_state(res[0].word), FRAME_READY);
+}
+
+static void many_results_wrap_round_the_ring(void **state)
+{
+	static struct ring_pub pub[64];
+	struct ring_result res[64];
+	uint32_t frame[64], round, i;
+	struct ring_cqe cqe;
+
+	for (round = 0; round < 600; round++) {
+		/* all refused: the frames are nobody's */
+		for (i = 0; i < 64; i++)
+			make_page(&pub[i], 0x7fffffff, (uint8_t)i);
+		publish(&cl, pub, 64, round);
+		rc_complete(&cl, &cqe, res, 64);
+		assert_int_equal(cqe.tag, round);
+		assert_int_equal(cqe.n, 64);
+		for (i = 0; i < 64; i++) {
+			assert_int_equal(res[i].result, -EINVAL);
+			assert_int_equal(res[i].frame, 0);
+		}
+		rc_advance(&cl);
+	}
+	rc_alloc(&cl, frame, 1);
+}
+
+/* -- hand-overs --------------------------------------------------------------------- */
+
+static void a_frame_is_held_until_the_head_passes(void **state)
+{
+	struct ring_result res[1];
+	struct session *ss = session();
+	struct ring_cqe cqe;
+	struct ring_pub pub;
+	uint32_t frame;
+	int i;
+
+	rc_alloc(&cl, &frame, 1);
+	make_page(&pub, frame, 1);
+	publish(&cl, &pub, 1, 1);
+	rc_complete(&cl, &cqe, res, 1);
+	for (i = 0; i < 50; i++)
+		srig_pump(&rig);
+	assert_false(list_empty(&ss->ring.held));
+	assert_int_equal(rig.s->nr_held, 1);
+	rc_advance(&cl);
+	ring_reap(ss, now_ns());
+	assert_true(list_empty(&ss->ring.held));
+	assert_int_equal(rig.s->nr_held, 0);
+	srig_pump(&rig);
+	assert_int_equal(ss->doom, REJECT_NONE);
+}
+
+/* The loop finds out by itself, without a doorbell. */
+static void the_loop_looks_after_hand_overs(void **state)
+{
+	uint64_t deadline = deadline_in(NSEC_PER_SEC);
+	struct session *ss = session();
+	struct ring_cqe cqe;
+	struct ring_pub pub;
+	uint32_t frame;
+
+	rc_alloc(&cl, &frame, 1);
+	make_page(&pub, frame, 1);
+	publish(&cl, &pub, 1, 1);
+	rc_complete(&cl, &cqe, NULL, 0);
+	rc_advance(&cl);
+	while (!list_empty(&ss->ring.held) && !deadline_past(deadline))
+		loop_once(rig.s, deadline_in(100 * NSEC_PER_MSEC));
+	assert_true(list_empty(&ss->ring.held));
+}
+
+static void closing_a_window_ends_its_hand_overs(void **state)
+{
+	struct wire_win w = { .h = { .type = WIRE_WIN_CLOSE,
+				     .len = sizeof(w) }, .win = cl.win };
+	struct session *ss = session();
+	struct ring_cqe cqe;
+	struct ring_pub pub;
+	struct errmsg e;
+	uint32_t frame;
+
+	rc_alloc(&cl, &frame, 1);
+	make_page(&pub, frame, 1);
+	publish(&cl, &pub, 1, 1);
+	rc_complete(&cl, &cqe, NULL, 0);
+	rc_send(&cl, &w.h, NULL, 0);
+	rc_expect(&cl, WIRE_OK);
+	rc_advance(&cl);
+	ring_reap(ss, now_ns());
+	assert_true(list_empty(&ss->ring.held));
+	assert_int_equal(mm_check(rig.s->mm, &e), 0);
+}
+
+static void hanging_up_ends_hand_overs(void **state)
+{
+	struct ring_cqe cqe;
+	struct ring_pub pub;
+	struct errmsg e;
+	uint32_t frame;
+
+	rc_alloc(&cl, &frame, 1);
+	make_page(&pub, frame, 1);
+	publish(&cl, &pub, 1, 1);
+	rc_complete(&cl, &cqe, NULL, 0);
+	rc_close(&cl);
+	srig_pump(&rig);
+	assert_int_equal(rig.s->nr_held, 0);
+	assert_int_equal(session()->state, SESSION_CLOSED);
+	assert_int_equal(mm_check(rig.s->mm, &e), 0);
+	cl = (struct raw_client){ .fd = -1, .doorbell = -1, .notify = -1,
+				  .hdr = SHM_INIT, .ledger_shm = SHM_INIT,
+				  .table = SHM_INIT, .wl_shm = SHM_INIT };
+}
+
+/* -- back-pressure --------------------------------------------------------------------- */
+
+/* More answers than the ring has slots: nothing is lost, nothing is reordered. */
+static void a_full_completion_ring_stops_its_own_client(void **state)
+{
+	uint64_t sent = 0, got = 0;
+	struct session *ss = session();
+	struct ring_cqe cqe;
+
+	while (!ring_blocked(ss) && sent < 100000) {
+		struct ring_sqe e = { .op = RING_NOP, .tag = sent++ };
+
+		rc_submit(&cl, &e, NULL, 0);
+		ring_poll(ss);
+	}
+	assert_true(ring_blocked(ss));
+	assert_in_range(sent, LEDGER_CQ_ENTRIES, 3 * LEDGER_CQ_ENTRIES);
+	/* it asks on, and nothing is taken */
+	for (int i = 0; i < 10; i++) {
+		struct ring_sqe e = { .op = RING_NOP, .tag = sent++ };
+
+		rc_submit(&cl, &e, NULL, 0);
+	}
+	assert_int_equal(ring_poll(ss), 0);
+	/* a loop that has nothing else to do goes to sleep all the same */
+	assert_int_equal(ss->doom, REJECT_NONE);
+	while (got < sent) {
+		rc_complete(&cl, &cqe, NULL, 0);
+		assert_int_equal(cqe.tag, got);
+		got++;
+		rc_advance(&cl);
+	}
+	srig_pump(&rig);
+	assert_int_equal(ss->ring.backlog_slots, 0);
+	assert_false(rc_pending(&cl));
+}
+
+static void a_blocked_client_holds_up_nobody_else(void **state)
+{
+	struct session *ss = session();
+	struct raw_client other;
+	struct ring_cqe cqe;
+	struct ring_sqe e = { .op = RING_NOP };
+
+	while (!ring_blocked(ss)) {
+		e.tag++;
+		rc_submit(&cl, &e, NULL, 0);
+		ring_poll(ss);
+	}
+	assert_int_equal(rc_connect(&rig, 0, &other), 0);
+	rc_hello(&other);
+	e.tag = 77;
+	rc_submit(&other, &e, NULL, 0);
+	rc_complete(&other, &cqe, NULL, 0);
+	assert_int_equal(cqe.tag, 77);
+	rc_close(&other);
+}
+
+static void requests_of_a_socket_are_bounded(void **state)
+{
+	struct ring_sqe e = { .op = RING_FETCH, .win = cl.win,
+			      .space = (uint16_t)cl.space, .n = 1, .tag = 5 };
+	struct ring_key key = { .group = 0 };
+	struct ring_cqe cqe;
+
+	session()->via->requests = rig.s->cfg.max_requests;
+	rc_submit(&cl, &e, &key, sizeof(key));
+	rc_complete(&cl, &cqe, NULL, 0);
+	assert_int_equal(cqe.tag, 5);
+	assert_int_equal(cqe.result, -EAGAIN);
+	session()->via->requests = 0;
+}
+
+/* -- waking ---------------------------------------------------------------------------- */
+
+static void a_client_that_sleeps_is_woken_once(void **state)
+{
+	struct ring_sqe e = { .op = RING_NOP };
+	struct ring_cqe cqe;
+	eventfd_t n = 0;
+
+	/* awake: nobody writes */
+	rc_submit(&cl, &e, NULL, 0);
+	rc_complete(&cl, &cqe, NULL, 0);
+	assert_int_equal(eventfd_read(cl.notify, &n), -1);
+	/* asleep: one write for two completions */
+	atomic_store(&cl.l->cq.armed, 1);
+	rc_submit(&cl, &e, NULL, 0);
+	rc_complete(&cl, &cqe, NULL, 0);
+	assert_int_equal(atomic_load(&cl.l->cq.armed), 2);
+	rc_submit(&cl, &e, NULL, 0);
+	rc_complete(&cl, &cqe, NULL, 0);
+	assert_int_equal(eventfd_read(cl.notify, &n), 0);
+	assert_int_equal(n, 1);
+}
+
+/* A client as it should be, on a thread of its own. */
+static void *ring_the_bell(void *arg)
+{
+	const struct kvmm_hdr *hdr = cl.hdr.addr;
+	struct timespec ts = ns_to_timespec(50 * NSEC_PER_MSEC);
+	struct ring_sqe e = { .op = RING_NOP, .tag = 99 };
+
+	nanosleep(&ts, NULL);
+	rc_submit(&cl, &e, NULL, 0);
+	if (atomic_load(&hdr->sleeping))
+		eventfd_write(cl.doorbell, 1);
+	return NULL;
+}
+
+static void a_sleeping_loop_is_woken_by_the_doorbell(void **state)
+{
+	const struct kvmm_hdr *hdr = cl.hdr.addr;
+	uint64_t start = now_ns();
+	pthread_t t;
+
+	assert_int_equal(pthread_create(&t, NULL, ring_the_bell, NULL), 0);
+	while (!rc_pending(&cl) && now_ns() - start < 5 * NSEC_PER_SEC)
+		loop_once(rig.s, deadline_in(5 * NSEC_PER_SEC));
+	pthread_join(t, NULL);
+	assert_true(rc_pending(&cl));
+	assert_in_range(now_ns() - start, 0, 4 * NSEC_PER_SEC);
+	assert_int_equal(atomic_load(&hdr->sleeping), 0);
+	assert_true(rig.s->c.sleeps >= 1);
+	assert_true(rig.s->c.doorbells >= 1);
+}
+
+static void entries_are_found_before_going_to_sleep(void **state)
+{
+	struct ring_sqe e = { .op = RING_NOP };
+	uint64_t start = now_ns();
+
+	rc_submit(&cl, &e, NULL, 0);	/* and nobody rings */
+	loop_once(rig.s, deadline_in(2 * NSEC_PER_SEC));
+	while (!rc_pending(&cl) && now_ns() - start < 5 * NSEC_PER_SEC)
+		loop_once(rig.s, deadline_in(2 * NSEC_PER_SEC));
+	assert_in_range(now_ns() - start, 0, NSEC_PER_SEC);
+}
+
+/* -- lies ------------------------------------------------------------------------------ */
+
+static void a_tail_beyond_the_ring_is_cut_off(void **state)
+{
+	atomic_store(&cl.l->sq.tail, LEDGER_SQ_ENTRIES + 1);
+	rc_expect_cut(&cl, REJECT_SQ_TAIL);
+}
+
+static void a_tail_that_goes_back_is_cut_off(void **state)
+{
+	struct ring_sqe e = { .op = RING_NOP };
+
+	rc_submit(&cl, &e, NULL, 0);
+	srig_pump(&rig);
+	atomic_store(&cl.l->sq.tail, 0);
+	rc_expect_cut(&cl, REJECT_SQ_TAIL);
+}
+
+static void an_unknown_operation_is_cut_off(void **state)
+{
+	struct ring_sqe e = { .op = RING_NR_OPS };
+
+	rc_submit(&cl, &e, NULL, 0);
+	rc_expect_cut(&cl, REJECT_SQE_OP);
+}
+
+static void a_head_beyond_the_tail_is_cut_off(void **state)
+{
+	struct ring_cqe cqe;
+	struct ring_pub pub;
+	uint32_t frame;
+
+	rc_alloc(&cl, &frame, 1);
+	make_page(&pub, frame, 1);
+	publish(&cl, &pub, 1, 1);
+	rc_complete(&cl, &cqe, NULL, 0);
+	atomic_store(&cl.l->cq.head, cl.cq_head + 1);
+	rc_expect_cut(&cl, REJECT_CQ_HEAD);
+}
+
+static void arrays_out_of_bounds_are_cut_off(void **state)
+{
+	static const struct ring_sqe bad[] = {
+		{ .op = RING_PUBLISH, .n = 0, .arena_len = 96 },
+		{ .op = RING_PUBLISH, .n = KVMM_MAX_BATCH + 1,
+		  .arena_len = LEDGER_ARENA_BYTES },
+		{ .op = RING_PUBLISH, .n = 2, .arena_len = 96 },
+		{ .op = RING_PUBLISH, .n = 1, .arena_pos = 96,
+		  .arena_len = 96 },
+		{ .op = RING_FETCH, .n = 1, .arena_pos = 0xffffffff,
+		  .arena_len = 40 },
+		{ .op = RING_FETCH, .n = 1, .arena_pos = LEDGER_ARENA_BYTES - 8,
+		  .arena_len = LEDGER_ARENA_BYTES },
+		{ .op = RING_FREE, .n = 1, .arena_len = LEDGER_ARENA_BYTES + 1 },
+		{ .op = RING_FREE, .n = 0xffffffff, .arena_len = 4 },
+		{ .op = RING_REPORT, .n = 2, .arena_len = 80 },
+		{ .op = RING_NOP, .arena_len = 0xffffffff },
+		{ .op = RING_REFILL, .n = 0 },
+		{ .op = RING_REFILL, .n = 0xffffffff },
+	};
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(bad); i++) {
+		struct ring_sqe e = bad[i];
+		struct raw_client c;
+
+		assert_int_equal(rc_connect(&rig, 0, &c), 0);
+		rc_hello(&c);
+		rc_submit(&c, &e, NULL, 0);
+		rc_expect_cut(&c, REJECT_SQE_ARRAY);
+		rc_close(&c);
+		if (srig_reject(&rig, REJECT_SQE_ARRAY) != i + 1)
+			fail_msg("entry %u was not refused", i);
+	}
+}
+
+static void a_foreign_frame_cannot_be_freed(void **state)
+{
+	uint32_t frame = 0x00ffffff;
+	struct ring_sqe e = { .op = RING_FREE, .win = cl.win, .n = 1 };
+
+	rc_submit(&cl, &e, &frame, sizeof(frame));
+	rc_expect_cut(&cl, REJECT_SQE_FRAME);
+}
+
+/* A window that was just closed, another space: mistakes, not garbage. */
+static void operations_on_no_window_are_errors(void **state)
+{
+	static const uint16_t wins[] = { 200, 255, 256, 65535 };
+	struct ring_key key = { .group = 0 };
+	struct ring_cqe cqe;
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(wins); i++) {
+		struct ring_sqe e = { .op = RING_FETCH, .win = wins[i],
+				      .n = 1, .tag = i };
+
+		rc_submit(&cl, &e, &key, sizeof(key));
+		rc_complete(&cl, &cqe, NULL, 0);
+		assert_int_equal(cqe.tag, i);
+		assert_int_equal(cqe.result, -EINVAL);
+	}
+	assert_int_equal(session()->doom, REJECT_NONE);
+}
+
+static void a_read_only_client_cannot_publish(void **state)
+{
+	struct raw_client ro;
+	struct ring_cqe cqe;
+	struct ring_pub pub;
+
+	assert_int_equal(rc_connect(&rig, 1, &ro), 0);
+	rc_hello(&ro);
+	rc_attach(&ro);
+	rc_win_open(&ro, KVMM_RO);
+	make_page(&pub, 1, 1);
+	publish(&ro, &pub, 1, 3);
+	rc_complete(&ro, &cqe, NULL, 0);
+	assert_int_equal(cqe.result, -EACCES);
+	rc_close(&ro);
+}
+
+/* Half a million random entries from a hostile client; another one works on. */
+static void garbage_hurts_nobody(void **state)
+{
+	uint32_t seed = (uint32_t)test_seed() | 1, rounds = test_long() ? 2000 : 100;
+	struct raw_client good;
+	struct ring_cqe cqe;
+	struct errmsg e;
+	uint32_t i, k;
+
+	assert_int_equal(rc_connect(&rig, 0, &good), 0);
+	rc_hello(&good);
+	for (i = 0; i < rounds; i++) {
+		struct ring_sqe nop = { .op = RING_NOP, .tag = i };
+		struct raw_client c;
+		uint32_t *p;
+
+		assert_int_equal(rc_connect(&rig, 0, &c), 0);
+		rc_hello(&c);
+		p = (uint32_t *)((char *)c.l + c.l->sq_off);
+		for (k = 0; k < 4096 * 16; k++) {
+			seed = seed * 1664525 + 1013904223;
+			p[k] = seed >> 7;
+			/* known operations reach further */
+			if (k % 16 == 0)
+				p[k] = p[k] % RING_NR_OPS;
+			if (k % 16 == 2)
+				p[k] %= 5000;
+		}
+		atomic_store(&c.l->sq.tail, 64);
+		srig_pump(&rig);
+		atomic_store(&c.l->cq.head, seed);
+		srig_pump(&rig);
+		rc_close(&c);
+		rc_submit(&good, &nop, NULL, 0);
+		rc_complete(&good, &cqe, NULL, 0);
+		assert_int_equal(cqe.tag, i);
+		rc_advance(&good);
+	}
+	srig_pump(&rig);
+	assert_int_equal(srig_sessions(&rig), 2);	/* cl and good */
+	if (mm_check(rig.s->mm, &e))
+		fail_msg("%s", e.text);
+	rc_close(&good);
+}
+
+#define TEST(f)		cmocka_unit_test_setup_teardown(f, setup, teardown)
+#define WIN_TEST(f)	cmocka_unit_test_setup_teardown(f, setup_window, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(nops_complete_in_order),
+		TEST(a_round_takes_a_bounded_number_of_entries),
+		WIN_TEST(a_published_page_is_sealed_in_its_frame),
+		WIN_TEST(many_results_wrap_round_the_ring),
+		WIN_TEST(a_frame_is_held_until_the_head_passes),
+		WIN_TEST(the_loop_looks_after_hand_overs),
+		WIN_TEST(closing_a_window_ends_its_hand_overs),
+		WIN_TEST(hanging_up_ends_hand_overs),
+		TEST(a_full_completion_ring_stops_its_own_client),
+		TEST(a_blocked_client_holds_up_nobody_else),
+		WIN_TEST(requests_of_a_socket_are_bounded),
+		TEST(a_client_that_sleeps_is_woken_once),
+		TEST(a_sleeping_loop_is_woken_by_the_doorbell),
+		TEST(entries_are_found_before_going_to_sleep),
+		TEST(a_tail_beyond_the_ring_is_cut_off),
+		TEST(a_tail_that_goes_back_is_cut_off),
+		TEST(an_unknown_operation_is_cut_off),
+		WIN_TEST(a_head_beyond_the_tail_is_cut_off),
+		TEST(arrays_out_of_bounds_are_cut_off),
+		WIN_TEST(a_foreign_frame_cannot_be_freed),
+		TEST(operations_on_no_window_are_errors),
+		WIN_TEST(a_read_only_client_cannot_publish),
+		TEST(garbage_hurts_nobody),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
