@@ -98,7 +98,8 @@ int pool_evacuate(struct mm_pool *p)
 	for (i = 0; i < TRIES; i++) {
 		no = extent_oldest(p, &than);
 		if (!no)
-			return i ? -EBUSY : -ENOENT;
+			return p->nr_extents > p->extents_going ? -EBUSY :
+								  -ENOENT;
 		if (extent_age(p, no, 1) != UINT64_MAX)
 			break;
 	}

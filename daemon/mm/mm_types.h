@@ -207,6 +207,7 @@ struct frame_meta {
  *		copy_set_state()
  * @full_ns:	a search that saw every page found nothing to take: until then
  *		no other is made for a load
+ * @squeezed_ns: since when somebody has waited for frames, 0: nobody does
  * @wb_boost:	pages to keep clean beyond the usual share: dirty victims were met
  */
 struct mm_pool {
@@ -222,6 +223,7 @@ struct mm_pool {
 	uint64_t	nr_dirty;	/* of them, without a copy below; memory */
 	struct list	dirty;		/* copy.link; nr_dirty of them */
 	uint64_t	full_ns;
+	uint64_t	squeezed_ns;
 	uint64_t	wb_boost;
 	uint32_t	nr_writing;	/* frames that are being written down */
 

@@ -13,10 +13,10 @@
  *	nobody takes it		dropped for good if it has no child anywhere
  *
  * Nobody takes it: there is no node below, it is failing, full of what cannot
- * go, or read-only; the medium refused this very page; or there is so much on
- * its way down already that waiting for it would keep allocations waiting below
- * the min watermark. A cache that is filled faster than it can be written
- * forgets; that is what its users would choose.
+ * go, or read-only; the medium refused this very page; or so much is on its way
+ * down already that an allocation has waited for it too long (scan_lower()). A
+ * cache that is filled faster than it can be written forgets; engines would have
+ * to preempt requests for what nobody may ever ask for again.
  *
  * So nothing here waits: a pass takes what is clean, begins writes for what is
  * not, and says what it did. Isolation is the last thing that happens to a page
@@ -323,14 +323,24 @@ static uint64_t pool_avail(const struct mm_pool *p)
 	       (uint64_t)p->extents_coming * p->per_extent;
 }
 
-/* The node that dirty pages are written to, NULL: they may be forgotten. */
-static struct mm_node *scan_lower(const struct mm_pool *p)
+/*
+ * The node that dirty pages are written to, NULL: they may be forgotten. That is
+ * so, too, when somebody has waited for half the time that an allocation may
+ * wait and the node below has all it can swallow.
+ */
+static struct mm_node *scan_lower(struct mm_pool *p)
 {
 	struct mm_node *lo = node_lower(p->nd);
+	const struct mm *mm = p->nd->mm;
 
+	if (!p->want)
+		p->squeezed_ns = 0;
+	else if (!p->squeezed_ns)
+		p->squeezed_ns = mm->now_ns;
 	if (!lo || !node_takes(lo))
 		return NULL;
-	if (pool_full_of_writes(p, lo) && pool_avail(p) <= p->wmark_min)
+	if (p->squeezed_ns && pool_full_of_writes(p, lo) &&
+	    mm->now_ns - p->squeezed_ns >= mm->o.direct_reclaim_ns / 2)
 		return NULL;
 	return lo;
 }
