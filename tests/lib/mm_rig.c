@@ -60,7 +60,7 @@ static void on_evict(struct mm_client *c, const char *why)
 	snprintf(of(c)->why, sizeof(of(c)->why), "%s", why);
 }
 
-static const struct mm_ops rig_ops = {
+static const struct mm_ops mr_ops = {
 	.complete	= on_complete,
 	.index_grew	= on_index_grew,
 	.member		= on_member,
@@ -70,14 +70,14 @@ static const struct mm_ops rig_ops = {
 
 /* -- life ------------------------------------------------------------------------ */
 
-void rig_open(struct rig *r, const struct rig_opts *o)
+void mr_open(struct rig *r, const struct rig_opts *o)
 {
 	struct host_opts h = {
 		.name = "dram0", .bytes = o->bytes ? o->bytes : 16u << 20,
 		.numa = -1, .threads = 1,
 	};
 	struct mm_opts m = {
-		.ops = &rig_ops, .ops_arg = r,
+		.ops = &mr_ops, .ops_arg = r,
 		.epoch = 7, .direct_reclaim_ns = 5 * NSEC_PER_MSEC,
 		.fetch_ns = 2 * NSEC_PER_SEC,
 		.shrink_ack_ns = 50 * NSEC_PER_MSEC,
@@ -111,7 +111,7 @@ void rig_open(struct rig *r, const struct rig_opts *o)
 		fail_msg("mm_create: %s", e.text);
 }
 
-void rig_close(struct rig *r)
+void mr_close(struct rig *r)
 {
 	unsigned int i;
 
@@ -130,7 +130,7 @@ void rig_close(struct rig *r)
 	shm_fini(&r->hdr_shm);
 }
 
-void rig_run(struct rig *r)
+void mr_run(struct rig *r)
 {
 	work_poll(r->pool, 0);
 	node_poll(r->host, 0);
@@ -139,13 +139,13 @@ void rig_run(struct rig *r)
 	mm_run(r->mm, now_ns());
 }
 
-void rig_until(struct rig *r, bool (*fn)(void *arg), void *arg)
+void mr_until(struct rig *r, bool (*fn)(void *arg), void *arg)
 {
 	struct timespec ts = { .tv_nsec = 200000 };
 	uint64_t end = now_ns() + RIG_WAIT_NS;
 
 	for (;;) {
-		rig_run(r);
+		mr_run(r);
 		if (fn(arg))
 			return;
 		if (now_ns() >= end)
@@ -167,12 +167,12 @@ static bool settled(void *arg)
 	return true;
 }
 
-void rig_settle(struct rig *r)
+void mr_settle(struct rig *r)
 {
-	rig_until(r, settled, r);
+	mr_until(r, settled, r);
 }
 
-void rig_check(struct rig *r)
+void mr_check(struct rig *r)
 {
 	struct errmsg e = { "" };
 
@@ -182,7 +182,7 @@ void rig_check(struct rig *r)
 
 /* -- clients ----------------------------------------------------------------------- */
 
-struct rig_client *rig_client(struct rig *r, unsigned int i, uint32_t rights)
+struct rig_client *mr_client(struct rig *r, unsigned int i, uint32_t rights)
 {
 	struct rig_client *c = &r->client[i];
 	struct mm_client_opts o = {
@@ -235,14 +235,14 @@ static void forget_answers(struct rig_client *c)
 	}
 }
 
-void rig_exit(struct rig_client *c)
+void mr_exit(struct rig_client *c)
 {
 	forget_answers(c);
 	mm_client_disconnect(c->mc);
 	mm_client_exit(c->mc, on_exit_done, c);
 }
 
-void rig_join(struct rig_client *c, uint8_t token, uint32_t rank,
+void mr_join(struct rig_client *c, uint8_t token, uint32_t rank,
 	      uint32_t world, uint32_t flags)
 {
 	uint8_t t[16] = { token };
@@ -252,7 +252,7 @@ void rig_join(struct rig_client *c, uint8_t token, uint32_t rank,
 		fail_msg("join: %s", e.text);
 }
 
-size_t rig_desc(uint8_t *buf, const char *name, const struct rig_group *g,
+size_t mr_desc(uint8_t *buf, const char *name, const struct rig_group *g,
 		unsigned int n)
 {
 	struct kvmm_seg seg[KVMM_MAX_CLASSES];
@@ -288,18 +288,18 @@ size_t rig_desc(uint8_t *buf, const char *name, const struct rig_group *g,
 	return len;
 }
 
-void rig_attach(struct rig_client *c, const char *name, uint32_t page_bytes)
+void mr_attach(struct rig_client *c, const char *name, uint32_t page_bytes)
 {
 	struct rig_group g = { KVMM_FULL, page_bytes };
 	uint8_t buf[DESC_MAX_BYTES];
-	size_t len = rig_desc(buf, name, &g, 1);
+	size_t len = mr_desc(buf, name, &g, 1);
 	struct errmsg e;
 
 	if (mm_attach(c->mc, buf, len, 0, &c->space, &e))
 		fail_msg("attach: %s", e.text);
 }
 
-void rig_win(struct rig_client *c, unsigned int cls)
+void mr_win(struct rig_client *c, unsigned int cls)
 {
 	struct errmsg e;
 
@@ -307,11 +307,11 @@ void rig_win(struct rig_client *c, unsigned int cls)
 		fail_msg("window: %s", e.text);
 	c->have_seq = 0;
 	c->mag_head = 0;
-	rig_settle(c->rig);
-	rig_sync(c);
+	mr_settle(c->rig);
+	mr_sync(c);
 }
 
-void rig_sync(struct rig_client *c)
+void mr_sync(struct rig_client *c)
 {
 	struct mm_extent_change ch[7];
 	unsigned int n, i, skip = 0;
@@ -332,7 +332,7 @@ void rig_sync(struct rig_client *c)
 	mm_win_sync(c->win, c->have_seq, 0, ch, 7, &seq);
 }
 
-uint32_t rig_pop(struct rig_client *c, uint32_t *frames, uint32_t max)
+uint32_t mr_pop(struct rig_client *c, uint32_t *frames, uint32_t max)
 {
 	struct mm_win *w = c->win;
 	uint32_t tail = atomic_load(&w->wl->mag_tail), n = 0;
@@ -354,27 +354,27 @@ static bool alloc_got(void *arg)
 {
 	struct alloc_wait *a = arg;
 
-	a->got += rig_pop(a->c, a->frames + a->got, a->n - a->got);
+	a->got += mr_pop(a->c, a->frames + a->got, a->n - a->got);
 	if (a->got == a->n)
 		return true;
-	rig_sync(a->c);
+	mr_sync(a->c);
 	mm_refill(a->c->win, a->n - a->got);
 	return false;
 }
 
-void rig_alloc(struct rig_client *c, uint32_t *frames, uint32_t n)
+void mr_alloc(struct rig_client *c, uint32_t *frames, uint32_t n)
 {
 	struct alloc_wait a = { .c = c, .frames = frames, .n = n };
 
-	rig_until(c->rig, alloc_got, &a);
+	mr_until(c->rig, alloc_got, &a);
 }
 
-void rig_pin(struct rig_client *c, uint32_t frame, int by)
+void mr_pin(struct rig_client *c, uint32_t frame, int by)
 {
 	atomic_fetch_add(&c->win->pins[frame], by);
 }
 
-void rig_step(struct rig_client *c, uint64_t step)
+void mr_step(struct rig_client *c, uint64_t step)
 {
 	atomic_store(&c->ledger->step, step);
 	mm_step_done(c->mc);
@@ -382,7 +382,7 @@ void rig_step(struct rig_client *c, uint64_t step)
 
 /* -- publishing --------------------------------------------------------------------- */
 
-void rig_key(uint8_t key[32], uint32_t chain, uint32_t i)
+void mr_key(uint8_t key[32], uint32_t chain, uint32_t i)
 {
 	memset(key, 0, 32);
 	memcpy(key, &chain, 4);
@@ -390,25 +390,25 @@ void rig_key(uint8_t key[32], uint32_t chain, uint32_t i)
 	key[31] = 1;
 }
 
-struct ring_pub rig_pub(uint32_t chain, uint32_t i, uint32_t frame)
+struct ring_pub mr_pub(uint32_t chain, uint32_t i, uint32_t frame)
 {
 	struct ring_pub p = { .frame = frame, .pos = i * 16 };
 
-	rig_key(p.key, chain, i);
+	mr_key(p.key, chain, i);
 	if (i)
-		rig_key(p.parent, chain, i - 1);
+		mr_key(p.parent, chain, i - 1);
 	return p;
 }
 
-struct page *rig_page(struct rig_client *c, uint32_t chain, uint32_t i)
+struct page *mr_page(struct rig_client *c, uint32_t chain, uint32_t i)
 {
 	uint64_t key[4];
 
-	rig_key((uint8_t *)key, chain, i);
+	mr_key((uint8_t *)key, chain, i);
 	return page_find(c->space, 0, key);
 }
 
-const struct rig_done *rig_answer(struct rig *r, uint64_t tag)
+const struct rig_done *mr_answer(struct rig *r, uint64_t tag)
 {
 	unsigned int i;
 
@@ -418,14 +418,14 @@ const struct rig_done *rig_answer(struct rig *r, uint64_t tag)
 	return NULL;
 }
 
-const struct rig_done *rig_publish(struct rig_client *c,
+const struct rig_done *mr_publish(struct rig_client *c,
 				   const struct ring_pub *pub, uint32_t n,
 				   uint64_t tag)
 {
 	struct ring_sqe sqe = { .op = RING_PUBLISH, .n = n, .tag = tag };
 
 	mm_publish(c->win, &sqe, pub);
-	return rig_answer(c->rig, tag);
+	return mr_answer(c->rig, tag);
 }
 
 struct answer_wait {
@@ -437,18 +437,18 @@ static bool answered(void *arg)
 {
 	struct answer_wait *a = arg;
 
-	return rig_answer(a->r, a->tag);
+	return mr_answer(a->r, a->tag);
 }
 
-const struct rig_done *rig_wait(struct rig *r, uint64_t tag)
+const struct rig_done *mr_wait(struct rig *r, uint64_t tag)
 {
 	struct answer_wait a = { r, tag };
 
-	rig_until(r, answered, &a);
-	return rig_answer(r, tag);
+	mr_until(r, answered, &a);
+	return mr_answer(r, tag);
 }
 
-void rig_take(struct rig *r, uint64_t tag)
+void mr_take(struct rig *r, uint64_t tag)
 {
 	unsigned int i, k;
 
@@ -463,7 +463,7 @@ void rig_take(struct rig *r, uint64_t tag)
 	r->done[i] = r->done[--r->nr_done];
 }
 
-void rig_put(struct rig_client *c, uint32_t chain, uint32_t from, uint32_t to)
+void mr_put(struct rig_client *c, uint32_t chain, uint32_t from, uint32_t to)
 {
 	uint64_t tag = UINT64_C(0xf00d) << 32;
 	const struct rig_done *d;
@@ -473,12 +473,12 @@ void rig_put(struct rig_client *c, uint32_t chain, uint32_t from, uint32_t to)
 		struct ring_pub p;
 		uint32_t f;
 
-		rig_alloc(c, &f, 1);
-		p = rig_pub(chain, i, f);
-		d = rig_publish(c, &p, 1, tag);
+		mr_alloc(c, &f, 1);
+		p = mr_pub(chain, i, f);
+		d = mr_publish(c, &p, 1, tag);
 		assert_non_null(d);
 		assert_int_equal(d->res[0].result, 0);
 		assert_int_equal(d->res[0].frame, f);
-		rig_take(c->rig, tag);
+		mr_take(c->rig, tag);
 	}
 }

@@ -81,58 +81,58 @@ struct rig_group {
 	uint32_t	page_bytes;
 };
 
-void rig_open(struct rig *r, const struct rig_opts *o);
+void mr_open(struct rig *r, const struct rig_opts *o);
 /* Ends it: everything must be over in time. */
-void rig_close(struct rig *r);
+void mr_close(struct rig *r);
 
 /* One round of the loop. */
-void rig_run(struct rig *r);
+void mr_run(struct rig *r);
 /* Rounds until @fn says true; fails the test after 10 s. */
-void rig_until(struct rig *r, bool (*fn)(void *arg), void *arg);
+void mr_until(struct rig *r, bool (*fn)(void *arg), void *arg);
 /* Until no worker and no extent is under way. */
-void rig_settle(struct rig *r);
+void mr_settle(struct rig *r);
 /* mm_check(), with the sentence in the failure. */
-void rig_check(struct rig *r);
+void mr_check(struct rig *r);
 
 /* The client @i says hello; @socket and @pid tell them apart. */
-struct rig_client *rig_client(struct rig *r, unsigned int i, uint32_t rights);
+struct rig_client *mr_client(struct rig *r, unsigned int i, uint32_t rights);
 /* Its process exits. */
-void rig_exit(struct rig_client *c);
-void rig_join(struct rig_client *c, uint8_t token, uint32_t rank,
+void mr_exit(struct rig_client *c);
+void mr_join(struct rig_client *c, uint8_t token, uint32_t rank,
 	      uint32_t world, uint32_t flags);
 
 /* Canonical bytes of a space of model @name; the caller's buffer. */
-size_t rig_desc(uint8_t *buf, const char *name, const struct rig_group *g,
+size_t mr_desc(uint8_t *buf, const char *name, const struct rig_group *g,
 		unsigned int n);
 /* Attach to one FULL group of pages of @page_bytes. */
-void rig_attach(struct rig_client *c, const char *name, uint32_t page_bytes);
+void mr_attach(struct rig_client *c, const char *name, uint32_t page_bytes);
 /* Open a window on class @cls, map what there is. */
-void rig_win(struct rig_client *c, unsigned int cls);
+void mr_win(struct rig_client *c, unsigned int cls);
 /* As kvmm_win_sync(): bits follow what mm says. */
-void rig_sync(struct rig_client *c);
+void mr_sync(struct rig_client *c);
 /* Take @n frames, refilling and syncing as an engine would. */
-void rig_alloc(struct rig_client *c, uint32_t *frames, uint32_t n);
+void mr_alloc(struct rig_client *c, uint32_t *frames, uint32_t n);
 /* What is in the magazine, at once; returns how many. */
-uint32_t rig_pop(struct rig_client *c, uint32_t *frames, uint32_t max);
-void rig_pin(struct rig_client *c, uint32_t frame, int by);
+uint32_t mr_pop(struct rig_client *c, uint32_t *frames, uint32_t max);
+void mr_pin(struct rig_client *c, uint32_t frame, int by);
 
 /* The @i-th key of chain @chain. */
-void rig_key(uint8_t key[32], uint32_t chain, uint32_t i);
+void mr_key(uint8_t key[32], uint32_t chain, uint32_t i);
 /* An entry of that page, its parent the page before it. */
-struct ring_pub rig_pub(uint32_t chain, uint32_t i, uint32_t frame);
-struct page *rig_page(struct rig_client *c, uint32_t chain, uint32_t i);
+struct ring_pub mr_pub(uint32_t chain, uint32_t i, uint32_t frame);
+struct page *mr_page(struct rig_client *c, uint32_t chain, uint32_t i);
 /* Publish; the answer, if it came within the call, else NULL. */
-const struct rig_done *rig_publish(struct rig_client *c,
+const struct rig_done *mr_publish(struct rig_client *c,
 				   const struct ring_pub *pub, uint32_t n,
 				   uint64_t tag);
 /* The answer with @tag; NULL while there is none. */
-const struct rig_done *rig_answer(struct rig *r, uint64_t tag);
+const struct rig_done *mr_answer(struct rig *r, uint64_t tag);
 /* Wait for it. */
-const struct rig_done *rig_wait(struct rig *r, uint64_t tag);
+const struct rig_done *mr_wait(struct rig *r, uint64_t tag);
 /* The client has read it: hand-over references go. */
-void rig_take(struct rig *r, uint64_t tag);
+void mr_take(struct rig *r, uint64_t tag);
 /* Alloc and publish pages [@from, @to) of a chain; all must be READY. */
-void rig_put(struct rig_client *c, uint32_t chain, uint32_t from, uint32_t to);
-void rig_step(struct rig_client *c, uint64_t step);
+void mr_put(struct rig_client *c, uint32_t chain, uint32_t from, uint32_t to);
+void mr_step(struct rig_client *c, uint64_t step);
 
 #endif

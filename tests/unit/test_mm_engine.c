@@ -13,29 +13,29 @@ static struct mm_pool *pool;
 
 static int setup(void **state)
 {
-	rig_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
+	mr_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	rig_check(&rig);
-	rig_close(&rig);
+	mr_check(&rig);
+	mr_close(&rig);
 	return 0;
 }
 
 /* Two members of one engine, each with a window. */
 static void two_members(uint32_t flags_a)
 {
-	a = rig_client(&rig, 0, KVMM_RW);
-	b = rig_client(&rig, 1, KVMM_RW);
-	rig_join(a, 1, 0, flags_a & KVMM_NO_STEP ? 1 : 2, flags_a);
-	rig_join(b, 1, flags_a & KVMM_NO_STEP ? 0 : 1,
+	a = mr_client(&rig, 0, KVMM_RW);
+	b = mr_client(&rig, 1, KVMM_RW);
+	mr_join(a, 1, 0, flags_a & KVMM_NO_STEP ? 1 : 2, flags_a);
+	mr_join(b, 1, flags_a & KVMM_NO_STEP ? 0 : 1,
 		 flags_a & KVMM_NO_STEP ? 1 : 2, 0);
-	rig_attach(a, "engine", PAGE);
-	rig_attach(b, "engine", PAGE);
-	rig_win(a, 0);
-	rig_win(b, 0);
+	mr_attach(a, "engine", PAGE);
+	mr_attach(b, "engine", PAGE);
+	mr_win(a, 0);
+	mr_win(b, 0);
 	pool = a->win->pool;
 }
 
@@ -59,7 +59,7 @@ static void joining_is_refused_for_what_it_says(void **state)
 	int i;
 
 	for (i = 0; i < 4; i++)
-		c[i] = rig_client(&rig, i, KVMM_RW);
+		c[i] = mr_client(&rig, i, KVMM_RW);
 	assert_int_equal(join(c[0], 1, 0, 0, 0), -EINVAL);
 	assert_int_equal(join(c[0], 1, 0, KVMM_MAX_WORLD + 1, 0), -EINVAL);
 	assert_int_equal(join(c[0], 1, 2, 2, 0), -EINVAL);
@@ -70,23 +70,23 @@ static void joining_is_refused_for_what_it_says(void **state)
 	assert_int_equal(join(c[1], 1, 1, 2, KVMM_LEADER), -EEXIST);
 	assert_int_equal(join(c[1], 1, 1, 3, 0), -EPROTO);
 	assert_int_equal(join(c[1], 1, 1, 2, 0), 0);
-	rig_attach(c[2], "engine", PAGE);
+	mr_attach(c[2], "engine", PAGE);
 	assert_int_equal(join(c[2], 2, 0, 1, 0), -EBUSY);
-	rig_exit(c[1]);
+	mr_exit(c[1]);
 	assert_int_equal(join(c[3], 1, 1, 2, 0), -EOWNERDEAD);
 }
 
 static void members_hear_of_each_other(void **state)
 {
-	a = rig_client(&rig, 0, KVMM_RW);
-	b = rig_client(&rig, 1, KVMM_RW);
-	rig_join(a, 1, 0, 2, 0);
+	a = mr_client(&rig, 0, KVMM_RW);
+	b = mr_client(&rig, 1, KVMM_RW);
+	mr_join(a, 1, 0, 2, 0);
 	assert_int_equal(atomic_load(&a->ledger->engine_state), ENGINE_FORMING);
-	rig_join(b, 1, 1, 2, 0);
+	mr_join(b, 1, 1, 2, 0);
 	assert_int_equal(a->new_members, 1);
 	assert_int_equal(atomic_load(&a->ledger->engine_state), ENGINE_ALIVE);
 	assert_int_equal(atomic_load(&a->ledger->engine_world), 2);
-	rig_exit(b);
+	mr_exit(b);
 	assert_int_equal(a->gone_members, 1);
 	assert_int_equal(atomic_load(&a->ledger->engine_state), ENGINE_DYING);
 	assert_true(a->kicks > 0);
@@ -98,7 +98,7 @@ static void process_that_comes_back_takes_its_place_again(void **state)
 
 	two_members(0);
 	mm_client_disconnect(b->mc);
-	c = rig_client(&rig, 2, KVMM_RW);
+	c = mr_client(&rig, 2, KVMM_RW);
 	/* another process may not */
 	assert_int_equal(join(c, 1, 1, 2, 0), -EEXIST);
 	c->mc->o.pid = b->mc->o.pid;
@@ -115,17 +115,17 @@ static void step_is_the_minimum_over_all_members(void **state)
 	uint32_t f;
 
 	two_members(0);
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	p.after = 2;
-	assert_null(rig_publish(a, &p, 1, 5));
+	assert_null(mr_publish(a, &p, 1, 5));
 	assert_int_equal(atomic_load(&a->ledger->step_wanted), 2);
 	assert_int_equal(atomic_load(&b->ledger->step_wanted), 2);
-	rig_step(a, 9);
-	assert_null(rig_answer(&rig, 5));
-	rig_step(b, 2);
-	assert_int_equal(rig_answer(&rig, 5)->res[0].result, 0);
-	rig_take(&rig, 5);
+	mr_step(a, 9);
+	assert_null(mr_answer(&rig, 5));
+	mr_step(b, 2);
+	assert_int_equal(mr_answer(&rig, 5)->res[0].result, 0);
+	mr_take(&rig, 5);
 }
 
 static void nothing_with_a_step_happens_before_all_joined(void **state)
@@ -133,21 +133,21 @@ static void nothing_with_a_step_happens_before_all_joined(void **state)
 	struct ring_pub p;
 	uint32_t f;
 
-	a = rig_client(&rig, 0, KVMM_RW);
-	rig_join(a, 1, 0, 2, 0);
-	rig_attach(a, "engine", PAGE);
-	rig_win(a, 0);
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_join(a, 1, 0, 2, 0);
+	mr_attach(a, "engine", PAGE);
+	mr_win(a, 0);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	p.after = 1;
-	assert_null(rig_publish(a, &p, 1, 5));
-	rig_step(a, 7);
-	assert_null(rig_answer(&rig, 5));
-	b = rig_client(&rig, 1, KVMM_RW);
+	assert_null(mr_publish(a, &p, 1, 5));
+	mr_step(a, 7);
+	assert_null(mr_answer(&rig, 5));
+	b = mr_client(&rig, 1, KVMM_RW);
 	atomic_store(&b->ledger->step, 1);
-	rig_join(b, 1, 1, 2, 0);
-	assert_non_null(rig_answer(&rig, 5));
-	rig_take(&rig, 5);
+	mr_join(b, 1, 1, 2, 0);
+	assert_non_null(mr_answer(&rig, 5));
+	mr_take(&rig, 5);
 }
 
 static void step_written_by_a_stream_is_seen_within_milliseconds(void **state)
@@ -155,22 +155,22 @@ static void step_written_by_a_stream_is_seen_within_milliseconds(void **state)
 	struct ring_pub p;
 	uint32_t f;
 
-	a = rig_client(&rig, 0, KVMM_RW);
-	rig_attach(a, "engine", PAGE);
-	rig_win(a, 0);
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "engine", PAGE);
+	mr_win(a, 0);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	p.after = 1;
-	assert_null(rig_publish(a, &p, 1, 5));
+	assert_null(mr_publish(a, &p, 1, 5));
 	/* nobody rings */
 	atomic_store(&a->ledger->step, 1);
-	rig_wait(&rig, 5);
-	rig_take(&rig, 5);
+	mr_wait(&rig, 5);
+	mr_take(&rig, 5);
 }
 
 static void step_that_goes_back_is_not_believed(void **state)
 {
-	a = rig_client(&rig, 0, KVMM_RW);
+	a = mr_client(&rig, 0, KVMM_RW);
 	atomic_store(&a->ledger->step, 5);
 	assert_int_equal(engine_step(a->mc->engine), 5);
 	atomic_store(&a->ledger->step, 1);
@@ -183,23 +183,23 @@ static void frames_of_a_dead_engine_are_zeroed_before_they_are_free(void **state
 	uint32_t f[40], i;
 	size_t k;
 
-	a = rig_client(&rig, 0, KVMM_RW);
-	rig_attach(a, "engine", PAGE);
-	rig_win(a, 0);
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "engine", PAGE);
+	mr_win(a, 0);
 	/* stays, so that the space does */
-	b = rig_client(&rig, 1, KVMM_RW);
-	rig_attach(b, "engine", PAGE);
+	b = mr_client(&rig, 1, KVMM_RW);
+	mr_attach(b, "engine", PAGE);
 	pool = a->win->pool;
-	rig_alloc(a, f, 40);
+	mr_alloc(a, f, 40);
 	for (i = 0; i < 40; i++)
 		memset(frame_addr(pool, f[i]), 0xee, PAGE);
-	rig_exit(a);
+	mr_exit(a);
 	assert_true(a->exited);
 	assert_int_equal(pool->nr_open, 0);
 	for (i = 0; i < 40; i++)
 		assert_int_equal(state_of(f[i]), FRAME_QUARANTINE);
-	rig_check(&rig);
-	rig_settle(&rig);
+	mr_check(&rig);
+	mr_settle(&rig);
 	assert_int_equal(pool->nr_quarantine, 0);
 	assert_int_equal(pool->nr_free, pool->nr_frames);
 	for (i = 0; i < 40; i++) {
@@ -215,19 +215,19 @@ static void pins_end_with_the_last_member_and_not_before(void **state)
 	uint32_t f, open;
 
 	two_members(KVMM_LEADER | KVMM_NO_STEP);
-	rig_put(a, 1, 0, 1);
-	pg = rig_page(a, 1, 0);
+	mr_put(a, 1, 0, 1);
+	pg = mr_page(a, 1, 0);
 	f = pg->copy[0].frame;
-	rig_alloc(a, &open, 1);
-	rig_pin(a, f, 1);
+	mr_alloc(a, &open, 1);
+	mr_pin(a, f, 1);
 	/* the leader is gone; the rank's kernels may still read */
-	rig_exit(a);
+	mr_exit(a);
 	assert_false(a->exited);
 	assert_false(frame_isolate(pool, f));
 	assert_int_equal(state_of(open), FRAME_OPEN);
-	rig_exit(b);
+	mr_exit(b);
 	assert_true(a->exited && b->exited);
-	rig_settle(&rig);
+	mr_settle(&rig);
 	assert_int_equal(state_of(open), FRAME_FREE);
 	assert_true(frame_isolate(pool, f));
 	frame_put(pool, f);
@@ -239,9 +239,9 @@ static void pins_outlive_the_socket(void **state)
 	uint32_t f;
 
 	two_members(0);
-	rig_put(a, 1, 0, 1);
-	f = rig_page(a, 1, 0)->copy[0].frame;
-	rig_pin(a, f, 1);
+	mr_put(a, 1, 0, 1);
+	f = mr_page(a, 1, 0)->copy[0].frame;
+	mr_pin(a, f, 1);
 	mm_client_disconnect(a->mc);
 	assert_false(frame_isolate(pool, f));
 }
@@ -253,10 +253,10 @@ static void broken_ledger_loses_pins_with_the_socket(void **state)
 
 	two_members(0);
 	rig.mm->breaks = MM_BREAK_LEDGER;
-	rig_put(a, 1, 0, 1);
-	pg = rig_page(a, 1, 0);
+	mr_put(a, 1, 0, 1);
+	pg = mr_page(a, 1, 0);
 	f = pg->copy[0].frame;
-	rig_pin(a, f, 1);
+	mr_pin(a, f, 1);
 	mm_client_disconnect(a->mc);
 	assert_true(frame_isolate(pool, f));
 	frame_put(pool, f);
@@ -270,17 +270,17 @@ static void dying_engine_gets_nothing_new(void **state)
 	uint32_t f[2], tail;
 
 	two_members(0);
-	rig_alloc(a, f, 2);
-	p[0] = rig_pub(1, 0, f[0]);
-	p[1] = rig_pub(1, 1, f[1]);
+	mr_alloc(a, f, 2);
+	p[0] = mr_pub(1, 0, f[0]);
+	p[1] = mr_pub(1, 1, f[1]);
 	p[0].after = 3;
-	assert_null(rig_publish(a, p, 2, 5));
-	rig_exit(b);
-	assert_int_equal(rig_answer(&rig, 5)->res[0].result, -EOWNERDEAD);
-	assert_int_equal(rig_answer(&rig, 5)->res[1].result, -EOWNERDEAD);
-	rig_take(&rig, 5);
-	assert_int_equal(rig_publish(a, p, 1, 6)->res[0].result, -EOWNERDEAD);
-	rig_take(&rig, 6);
+	assert_null(mr_publish(a, p, 2, 5));
+	mr_exit(b);
+	assert_int_equal(mr_answer(&rig, 5)->res[0].result, -EOWNERDEAD);
+	assert_int_equal(mr_answer(&rig, 5)->res[1].result, -EOWNERDEAD);
+	mr_take(&rig, 5);
+	assert_int_equal(mr_publish(a, p, 1, 6)->res[0].result, -EOWNERDEAD);
+	mr_take(&rig, 6);
 	tail = a->win->mag_tail;
 	mm_refill(a->win, 200);
 	assert_int_equal(a->win->mag_tail, tail);
@@ -296,19 +296,19 @@ static void others_notice_nothing_of_a_death(void **state)
 	uint32_t f;
 
 	two_members(0);
-	c = rig_client(&rig, 2, KVMM_RW);
-	rig_attach(c, "engine", PAGE);
-	rig_win(c, 0);
-	rig_alloc(c, &f, 1);
-	p = rig_pub(3, 0, f);
+	c = mr_client(&rig, 2, KVMM_RW);
+	mr_attach(c, "engine", PAGE);
+	mr_win(c, 0);
+	mr_alloc(c, &f, 1);
+	p = mr_pub(3, 0, f);
 	p.after = 1;
-	assert_null(rig_publish(c, &p, 1, 7));
-	rig_exit(a);
-	rig_exit(b);
-	rig_settle(&rig);
-	rig_step(c, 1);
-	assert_int_equal(rig_answer(&rig, 7)->res[0].result, 0);
-	rig_take(&rig, 7);
+	assert_null(mr_publish(c, &p, 1, 7));
+	mr_exit(a);
+	mr_exit(b);
+	mr_settle(&rig);
+	mr_step(c, 1);
+	assert_int_equal(mr_answer(&rig, 7)->res[0].result, 0);
+	mr_take(&rig, 7);
 }
 
 static void free_that_waits_for_a_step_survives_a_death(void **state)
@@ -316,12 +316,12 @@ static void free_that_waits_for_a_step_survives_a_death(void **state)
 	uint32_t f;
 
 	two_members(0);
-	rig_alloc(a, &f, 1);
+	mr_alloc(a, &f, 1);
 	assert_int_equal(mm_free(a->win, &f, 1, 9), 0);
-	rig_exit(a);
+	mr_exit(a);
 	assert_int_equal(state_of(f), FRAME_OPEN);
-	rig_exit(b);
-	rig_settle(&rig);
+	mr_exit(b);
+	mr_settle(&rig);
 	assert_int_equal(rig.mm->nr_step_waits, 0);
 }
 
@@ -338,37 +338,37 @@ static void engine_over_its_pin_limit_suffers_alone(void **state)
 	struct rig_client *c;
 	int i;
 
-	rig_close(&rig);
-	rig_open(&rig, &(struct rig_opts){ .bytes = 2u << 20,
+	mr_close(&rig);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 2u << 20,
 					   .pin_limit_pct = 50 });
-	a = rig_client(&rig, 0, KVMM_RW);
-	c = rig_client(&rig, 1, KVMM_RW);
-	rig_attach(a, "engine", PAGE);
-	rig_attach(c, "engine", PAGE);
-	rig_win(a, 0);
-	rig_win(c, 0);
+	a = mr_client(&rig, 0, KVMM_RW);
+	c = mr_client(&rig, 1, KVMM_RW);
+	mr_attach(a, "engine", PAGE);
+	mr_attach(c, "engine", PAGE);
+	mr_win(a, 0);
+	mr_win(c, 0);
 	pool = a->win->pool;
 	for (i = 0; i < 64; i++)
-		rig_put(a, 1, i, i + 1);
+		mr_put(a, 1, i, i + 1);
 	for (i = 0; i < 24; i++)
-		rig_put(c, 2, i, i + 1);
+		mr_put(c, 2, i, i + 1);
 	for (i = 0; i < 24; i++)
-		rig_pin(c, rig_page(c, 2, i)->copy[0].frame, 1);
+		mr_pin(c, mr_page(c, 2, i)->copy[0].frame, 1);
 	/* more than half of the node's 128 frames */
 	for (k = pool->per_extent; k < pool->max_frames && n < 70; k++) {
 		if (!frame_live(pool, k))
 			continue;
 		n++;
-		rig_pin(a, k, 1);
+		mr_pin(a, k, 1);
 	}
 	/* the count is made when frames are short */
 	mm_refill(c->win, 60);
-	rig_until(&rig, is_evicted, a);
+	mr_until(&rig, is_evicted, a);
 	assert_false(c->evicted);
-	assert_int_equal(frame_pins(pool, rig_page(c, 2, 0)->copy[0].frame), 1);
+	assert_int_equal(frame_pins(pool, mr_page(c, 2, 0)->copy[0].frame), 1);
 	assert_non_null(strstr(a->why, "pinned"));
 	for (i = 0; i < 24; i++)
-		rig_pin(c, rig_page(c, 2, i)->copy[0].frame, -1);
+		mr_pin(c, mr_page(c, 2, i)->copy[0].frame, -1);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

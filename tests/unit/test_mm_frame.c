@@ -11,18 +11,18 @@ static struct mm_pool *pool;
 
 static int setup(void **state)
 {
-	rig_open(&rig, &(struct rig_opts){ .bytes = 4u << 20 });
-	a = rig_client(&rig, 0, KVMM_RW);
-	rig_attach(a, "frames", 16384);
-	rig_win(a, 0);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 4u << 20 });
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "frames", 16384);
+	mr_win(a, 0);
 	pool = a->win->pool;
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	rig_check(&rig);
-	rig_close(&rig);
+	mr_check(&rig);
+	mr_close(&rig);
 	unsetenv("KVMM_BREAK");
 	return 0;
 }
@@ -40,8 +40,8 @@ static void generation_advances_at_the_seal_and_never_else(void **state)
 	int i;
 
 	for (i = 0; i < 3; i++) {
-		rig_put(a, 1, 0, 1);
-		pg = rig_page(a, 1, 0);
+		mr_put(a, 1, 0, 1);
+		pg = mr_page(a, 1, 0);
 		f = pg->copy[0].frame;
 		gen[i] = frame_word_gen(frame_word_of(pool, f));
 		assert_true(frame_isolate(pool, f));
@@ -64,8 +64,8 @@ static void word_of_a_reused_frame_never_comes_back(void **state)
 	int i, k;
 
 	for (i = 0; i < 64; i++) {
-		rig_put(a, 1, 0, 1);
-		pg = rig_page(a, 1, 0);
+		mr_put(a, 1, 0, 1);
+		pg = mr_page(a, 1, 0);
 		frame[i] = pg->copy[0].frame;
 		word[i] = frame_word_of(pool, frame[i]);
 		for (k = 0; k < i; k++)
@@ -84,8 +84,8 @@ static void broken_generation_lets_a_word_come_back(void **state)
 	uint32_t f;
 
 	rig.mm->breaks = MM_BREAK_GENERATION;
-	rig_put(a, 1, 0, 1);
-	pg = rig_page(a, 1, 0);
+	mr_put(a, 1, 0, 1);
+	pg = mr_page(a, 1, 0);
 	f = pg->copy[0].frame;
 	word = frame_word_of(pool, f);
 	assert_true(frame_isolate(pool, f));
@@ -104,17 +104,17 @@ static void isolation_puts_a_pinned_frame_back_as_it_was(void **state)
 	uint64_t word;
 	uint32_t f;
 
-	rig_put(a, 1, 0, 1);
-	pg = rig_page(a, 1, 0);
+	mr_put(a, 1, 0, 1);
+	pg = mr_page(a, 1, 0);
 	f = pg->copy[0].frame;
 	word = frame_word_of(pool, f);
-	rig_pin(a, f, 1);
+	mr_pin(a, f, 1);
 	assert_true(frame_busy(pool, f));
 	assert_false(frame_isolate(pool, f));
 	assert_int_equal(frame_word_of(pool, f), word);
 	assert_int_equal(pg->copy[0].state, COPY_READY);
 	assert_int_equal(rig.mm->node[0].c.isolate_pinned, 1);
-	rig_pin(a, f, -1);
+	mr_pin(a, f, -1);
 	assert_true(frame_isolate(pool, f));
 	assert_int_equal(state_of(f), FRAME_ISOLATED);
 	assert_int_equal(pg->copy[0].state, COPY_NONE);
@@ -127,8 +127,8 @@ static void reference_keeps_a_frame_without_isolating_it(void **state)
 	struct page *pg;
 	uint32_t f;
 
-	rig_put(a, 1, 0, 1);
-	pg = rig_page(a, 1, 0);
+	mr_put(a, 1, 0, 1);
+	pg = mr_page(a, 1, 0);
 	f = pg->copy[0].frame;
 	frame_ref(pool, f);
 	assert_false(frame_isolate(pool, f));
@@ -144,19 +144,19 @@ static void reference_keeps_a_frame_without_isolating_it(void **state)
 
 static void pins_of_every_window_count(void **state)
 {
-	struct rig_client *b = rig_client(&rig, 1, KVMM_RO);
+	struct rig_client *b = mr_client(&rig, 1, KVMM_RO);
 	uint32_t f;
 
-	rig_attach(b, "frames", 16384);
-	rig_win(b, 0);
-	rig_put(a, 1, 0, 1);
-	f = rig_page(a, 1, 0)->copy[0].frame;
-	rig_pin(a, f, 3);
-	rig_pin(b, f, 2);
+	mr_attach(b, "frames", 16384);
+	mr_win(b, 0);
+	mr_put(a, 1, 0, 1);
+	f = mr_page(a, 1, 0)->copy[0].frame;
+	mr_pin(a, f, 3);
+	mr_pin(b, f, 2);
 	assert_int_equal(frame_pins(pool, f), 5);
-	rig_exit(b);
+	mr_exit(b);
 	assert_int_equal(frame_pins(pool, f), 3);
-	rig_pin(a, f, -3);
+	mr_pin(a, f, -3);
 }
 
 static void record_is_whole_while_ready_and_void_after(void **state)
@@ -165,8 +165,8 @@ static void record_is_whole_while_ready_and_void_after(void **state)
 	struct page *pg;
 	uint32_t f;
 
-	rig_put(a, 1, 0, 2);
-	pg = rig_page(a, 1, 1);
+	mr_put(a, 1, 0, 2);
+	pg = mr_page(a, 1, 1);
 	f = pg->copy[0].frame;
 	r = &pool->record[f];
 	assert_int_equal(r->crc, kvmm_crc32c(0, r,
@@ -222,7 +222,7 @@ static void closed_extent_gives_nothing_until_it_is_opened_again(void **state)
 	assert_int_equal(pool->nr_free, before - pool->per_extent);
 	frame_put(pool, f);
 	assert_int_equal(pool->nr_free, before - pool->per_extent);
-	rig_check(&rig);
+	mr_check(&rig);
 	extent_reopen(pool, f / pool->per_extent);
 	assert_int_equal(pool->nr_free, before);
 }

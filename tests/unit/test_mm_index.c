@@ -13,17 +13,17 @@ static struct mm_space *sp;
 
 static int setup(void **state)
 {
-	rig_open(&rig, &(struct rig_opts){ .bytes = 4u << 20 });
-	a = rig_client(&rig, 0, KVMM_RW);
-	rig_attach(a, "index", 16384);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 4u << 20 });
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "index", 16384);
 	sp = a->space;
-	rig_settle(&rig);
+	mr_settle(&rig);
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	rig_close(&rig);
+	mr_close(&rig);
 	return 0;
 }
 
@@ -33,7 +33,7 @@ static struct page *named(uint32_t i)
 	static struct page pg;
 
 	pg.space = sp;
-	rig_key((uint8_t *)pg.key, 1, i);
+	mr_key((uint8_t *)pg.key, 1, i);
 	pg.pos = i;
 	pg.cost_us = i * 3;
 	pg.raw_bytes = 16384;

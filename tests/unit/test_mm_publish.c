@@ -13,16 +13,16 @@ static struct mm_pool *pool;
 
 static struct rig_client *newcomer(unsigned int i, uint32_t rights)
 {
-	struct rig_client *c = rig_client(&rig, i, rights);
+	struct rig_client *c = mr_client(&rig, i, rights);
 
-	rig_attach(c, "publish", PAGE);
-	rig_win(c, 0);
+	mr_attach(c, "publish", PAGE);
+	mr_win(c, 0);
 	return c;
 }
 
 static int setup(void **state)
 {
-	rig_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
+	mr_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
 	a = newcomer(0, KVMM_RW);
 	b = newcomer(1, KVMM_RW);
 	pool = a->win->pool;
@@ -31,8 +31,8 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-	rig_check(&rig);
-	rig_close(&rig);
+	mr_check(&rig);
+	mr_close(&rig);
 	return 0;
 }
 
@@ -43,13 +43,13 @@ static enum frame_state state_of(uint32_t f)
 
 static int publish_one(struct rig_client *c, struct ring_pub p)
 {
-	const struct rig_done *d = rig_publish(c, &p, 1, 99);
+	const struct rig_done *d = mr_publish(c, &p, 1, 99);
 	int res;
 
 	assert_non_null(d);
 	assert_int_equal(d->n, 1);
 	res = d->res[0].result;
-	rig_take(&rig, 99);
+	mr_take(&rig, 99);
 	return res;
 }
 
@@ -59,9 +59,9 @@ static void sealed_page_is_found_with_its_frame_and_word(void **state)
 	struct ring_pub p;
 	uint32_t f;
 
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
-	d = rig_publish(a, &p, 1, 5);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
+	d = mr_publish(a, &p, 1, 5);
 	assert_non_null(d);
 	assert_int_equal(d->result, 0);
 	assert_int_equal(d->op, RING_PUBLISH);
@@ -71,8 +71,8 @@ static void sealed_page_is_found_with_its_frame_and_word(void **state)
 	assert_int_equal(state_of(f), FRAME_READY);
 	/* held for the client until it has read the answer */
 	assert_false(frame_isolate(pool, f));
-	rig_take(&rig, 5);
-	assert_non_null(rig_page(a, 1, 0));
+	mr_take(&rig, 5);
+	assert_non_null(mr_page(a, 1, 0));
 }
 
 static void parent_may_stand_before_its_child_in_the_batch(void **state)
@@ -81,15 +81,15 @@ static void parent_may_stand_before_its_child_in_the_batch(void **state)
 	struct ring_pub p[64];
 	uint32_t f[64], i;
 
-	rig_alloc(a, f, 64);
+	mr_alloc(a, f, 64);
 	for (i = 0; i < 64; i++)
-		p[i] = rig_pub(1, i, f[i]);
-	d = rig_publish(a, p, 64, 5);
+		p[i] = mr_pub(1, i, f[i]);
+	d = mr_publish(a, p, 64, 5);
 	assert_non_null(d);
 	for (i = 0; i < 64; i++)
 		assert_int_equal(d->res[i].result, 0);
-	assert_ptr_equal(rig_page(a, 1, 63)->parent, rig_page(a, 1, 62));
-	rig_take(&rig, 5);
+	assert_ptr_equal(mr_page(a, 1, 63)->parent, mr_page(a, 1, 62));
+	mr_take(&rig, 5);
 }
 
 static void child_before_its_parent_is_refused(void **state)
@@ -98,16 +98,16 @@ static void child_before_its_parent_is_refused(void **state)
 	struct ring_pub p[2];
 	uint32_t f[2];
 
-	rig_alloc(a, f, 2);
-	p[0] = rig_pub(1, 1, f[0]);
-	p[1] = rig_pub(1, 0, f[1]);
-	d = rig_publish(a, p, 2, 5);
+	mr_alloc(a, f, 2);
+	p[0] = mr_pub(1, 1, f[0]);
+	p[1] = mr_pub(1, 0, f[1]);
+	d = mr_publish(a, p, 2, 5);
 	assert_int_equal(d->res[0].result, -ESTALE);
 	assert_int_equal(d->res[0].frame, 0);
 	assert_int_equal(d->res[1].result, 0);
 	assert_int_equal(state_of(f[0]), FRAME_OPEN);
 	assert_int_equal(rig.mm->node[0].c.pgpublish_stale, 1);
-	rig_take(&rig, 5);
+	mr_take(&rig, 5);
 }
 
 static void root_needs_no_parent(void **state)
@@ -115,11 +115,11 @@ static void root_needs_no_parent(void **state)
 	struct ring_pub p;
 	uint32_t f;
 
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 7, f);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 7, f);
 	p.flags = KVMM_PUB_ROOT;
 	assert_int_equal(publish_one(a, p), 0);
-	assert_int_not_equal(rig_page(a, 1, 7)->flags & PAGE_ROOT, 0);
+	assert_int_not_equal(mr_page(a, 1, 7)->flags & PAGE_ROOT, 0);
 }
 
 static void second_publisher_gets_the_first_ones_frame(void **state)
@@ -128,17 +128,17 @@ static void second_publisher_gets_the_first_ones_frame(void **state)
 	struct ring_pub p;
 	uint32_t fa, fb;
 
-	rig_alloc(a, &fa, 1);
-	rig_alloc(b, &fb, 1);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, fa)), 0);
-	p = rig_pub(1, 0, fb);
-	d = rig_publish(b, &p, 1, 6);
+	mr_alloc(a, &fa, 1);
+	mr_alloc(b, &fb, 1);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, fa)), 0);
+	p = mr_pub(1, 0, fb);
+	d = mr_publish(b, &p, 1, 6);
 	assert_int_equal(d->res[0].result, -EEXIST);
 	assert_int_equal(d->res[0].frame, fa);
 	assert_int_equal(d->res[0].word, frame_word_of(pool, fa));
 	assert_int_equal(state_of(fb), FRAME_OPEN);
 	assert_false(frame_isolate(pool, fa));
-	rig_take(&rig, 6);
+	mr_take(&rig, 6);
 	assert_int_equal(rig.mm->node[0].c.pgpublish_exist, 1);
 }
 
@@ -147,23 +147,23 @@ static void what_is_not_ones_own_open_frame_is_refused(void **state)
 	uint32_t fa, fb;
 	struct ring_pub p;
 
-	rig_alloc(a, &fa, 1);
-	rig_alloc(b, &fb, 1);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, fb)), -EINVAL);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, 0)), -EINVAL);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, 1)), -EINVAL);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, UINT32_MAX)), -EINVAL);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, pool->max_frames)),
+	mr_alloc(a, &fa, 1);
+	mr_alloc(b, &fb, 1);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, fb)), -EINVAL);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, 0)), -EINVAL);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, 1)), -EINVAL);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, UINT32_MAX)), -EINVAL);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, pool->max_frames)),
 			 -EINVAL);
-	p = rig_pub(1, 0, fa);
+	p = mr_pub(1, 0, fa);
 	p.group = 1;
 	assert_int_equal(publish_one(a, p), -EINVAL);
 	p.group = 0;
 	p.flags = 0x8000;
 	assert_int_equal(publish_one(a, p), -EINVAL);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, fa)), 0);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, fa)), 0);
 	/* sealed: no longer its own to name */
-	assert_int_equal(publish_one(a, rig_pub(2, 0, fa)), -EINVAL);
+	assert_int_equal(publish_one(a, mr_pub(2, 0, fa)), -EINVAL);
 }
 
 static void batch_of_no_pages_or_too_many_is_refused_whole(void **state)
@@ -171,12 +171,12 @@ static void batch_of_no_pages_or_too_many_is_refused_whole(void **state)
 	struct ring_sqe sqe = { .op = RING_PUBLISH, .tag = 5 };
 
 	mm_publish(a->win, &sqe, NULL);
-	assert_int_equal(rig_answer(&rig, 5)->result, -EINVAL);
-	rig_take(&rig, 5);
+	assert_int_equal(mr_answer(&rig, 5)->result, -EINVAL);
+	mr_take(&rig, 5);
 	sqe.n = KVMM_MAX_BATCH + 1;
 	mm_publish(a->win, &sqe, NULL);
-	assert_int_equal(rig_answer(&rig, 5)->result, -EINVAL);
-	rig_take(&rig, 5);
+	assert_int_equal(mr_answer(&rig, 5)->result, -EINVAL);
+	mr_take(&rig, 5);
 }
 
 static void modes_and_rights_are_kept(void **state)
@@ -184,14 +184,14 @@ static void modes_and_rights_are_kept(void **state)
 	struct rig_client *ro = newcomer(2, KVMM_RO);
 	uint32_t f;
 
-	rig_alloc(a, &f, 1);
-	assert_int_equal(publish_one(ro, rig_pub(1, 0, f)), -EACCES);
+	mr_alloc(a, &f, 1);
+	assert_int_equal(publish_one(ro, mr_pub(1, 0, f)), -EACCES);
 	mm_space_set_mode(a->space, KVMM_MODE_READONLY);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, f)), -EROFS);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, f)), -EROFS);
 	mm_space_set_mode(a->space, KVMM_MODE_BYPASS);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, f)), -EAGAIN);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, f)), -EAGAIN);
 	mm_space_set_mode(a->space, KVMM_MODE_ON);
-	assert_int_equal(publish_one(a, rig_pub(1, 0, f)), 0);
+	assert_int_equal(publish_one(a, mr_pub(1, 0, f)), 0);
 }
 
 static void observed_page_leaves_its_key_only(void **state)
@@ -201,17 +201,17 @@ static void observed_page_leaves_its_key_only(void **state)
 	uint32_t f;
 	int i;
 
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	mm_space_set_mode(a->space, KVMM_MODE_OBSERVE);
 	for (i = 0; i < 2; i++) {
-		d = rig_publish(a, &p, 1, 5);
+		d = mr_publish(a, &p, 1, 5);
 		assert_int_equal(d->res[0].result, 0);
 		assert_int_equal(d->res[0].frame, 0);
-		rig_take(&rig, 5);
+		mr_take(&rig, 5);
 	}
 	assert_int_equal(state_of(f), FRAME_OPEN);
-	assert_null(rig_page(a, 1, 0));
+	assert_null(mr_page(a, 1, 0));
 	assert_int_equal(a->space->ghost_pages, 1);
 	assert_int_equal(a->space->ghost_hits, 1);
 }
@@ -221,21 +221,21 @@ static void nothing_is_seen_before_its_step(void **state)
 	struct ring_pub p[2];
 	uint32_t f[2];
 
-	rig_alloc(a, f, 2);
-	p[0] = rig_pub(1, 0, f[0]);
-	p[1] = rig_pub(1, 1, f[1]);
+	mr_alloc(a, f, 2);
+	p[0] = mr_pub(1, 0, f[0]);
+	p[1] = mr_pub(1, 1, f[1]);
 	p[0].after = p[1].after = 3;
-	assert_null(rig_publish(a, p, 2, 5));
+	assert_null(mr_publish(a, p, 2, 5));
 	assert_int_equal(atomic_load(&a->ledger->step_wanted), 3);
-	rig_step(a, 2);
-	assert_null(rig_answer(&rig, 5));
-	assert_null(rig_page(a, 1, 0));
-	rig_check(&rig);
-	rig_step(a, 3);
-	assert_non_null(rig_answer(&rig, 5));
-	assert_int_equal(rig_answer(&rig, 5)->res[1].result, 0);
+	mr_step(a, 2);
+	assert_null(mr_answer(&rig, 5));
+	assert_null(mr_page(a, 1, 0));
+	mr_check(&rig);
+	mr_step(a, 3);
+	assert_non_null(mr_answer(&rig, 5));
+	assert_int_equal(mr_answer(&rig, 5)->res[1].result, 0);
 	assert_int_equal(atomic_load(&a->ledger->step_wanted), UINT64_MAX);
-	rig_take(&rig, 5);
+	mr_take(&rig, 5);
 }
 
 static void broken_fence_shows_it_too_early(void **state)
@@ -244,11 +244,11 @@ static void broken_fence_shows_it_too_early(void **state)
 	uint32_t f;
 
 	rig.mm->breaks = MM_BREAK_FENCE;
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	p.after = 3;
-	assert_non_null(rig_publish(a, &p, 1, 5));
-	rig_take(&rig, 5);
+	assert_non_null(mr_publish(a, &p, 1, 5));
+	mr_take(&rig, 5);
 }
 
 static void frame_of_a_pending_publish_is_taken(void **state)
@@ -256,14 +256,14 @@ static void frame_of_a_pending_publish_is_taken(void **state)
 	struct ring_pub p;
 	uint32_t f;
 
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	p.after = 1;
-	assert_null(rig_publish(a, &p, 1, 5));
-	assert_int_equal(publish_one(a, rig_pub(2, 0, f)), -EINVAL);
+	assert_null(mr_publish(a, &p, 1, 5));
+	assert_int_equal(publish_one(a, mr_pub(2, 0, f)), -EINVAL);
 	assert_int_equal(mm_free(a->win, &f, 1, 0), -EINVAL);
-	rig_step(a, 1);
-	rig_take(&rig, 5);
+	mr_step(a, 1);
+	mr_take(&rig, 5);
 }
 
 static void second_publisher_waits_for_the_first(void **state)
@@ -271,19 +271,19 @@ static void second_publisher_waits_for_the_first(void **state)
 	struct ring_pub p;
 	uint32_t fa, fb;
 
-	rig_alloc(a, &fa, 1);
-	rig_alloc(b, &fb, 1);
-	p = rig_pub(1, 0, fa);
+	mr_alloc(a, &fa, 1);
+	mr_alloc(b, &fb, 1);
+	p = mr_pub(1, 0, fa);
 	p.after = 1;
-	assert_null(rig_publish(a, &p, 1, 5));
-	p = rig_pub(1, 0, fb);
-	assert_null(rig_publish(b, &p, 1, 6));
-	rig_step(a, 1);
-	assert_int_equal(rig_answer(&rig, 5)->res[0].result, 0);
-	assert_int_equal(rig_answer(&rig, 6)->res[0].result, -EEXIST);
-	assert_int_equal(rig_answer(&rig, 6)->res[0].frame, fa);
-	rig_take(&rig, 5);
-	rig_take(&rig, 6);
+	assert_null(mr_publish(a, &p, 1, 5));
+	p = mr_pub(1, 0, fb);
+	assert_null(mr_publish(b, &p, 1, 6));
+	mr_step(a, 1);
+	assert_int_equal(mr_answer(&rig, 5)->res[0].result, 0);
+	assert_int_equal(mr_answer(&rig, 6)->res[0].result, -EEXIST);
+	assert_int_equal(mr_answer(&rig, 6)->res[0].frame, fa);
+	mr_take(&rig, 5);
+	mr_take(&rig, 6);
 }
 
 static void second_publisher_takes_over_when_the_first_dies(void **state)
@@ -291,18 +291,18 @@ static void second_publisher_takes_over_when_the_first_dies(void **state)
 	struct ring_pub p;
 	uint32_t fa, fb;
 
-	rig_alloc(a, &fa, 1);
-	rig_alloc(b, &fb, 1);
-	p = rig_pub(1, 0, fa);
+	mr_alloc(a, &fa, 1);
+	mr_alloc(b, &fb, 1);
+	p = mr_pub(1, 0, fa);
 	p.after = 1;
-	assert_null(rig_publish(a, &p, 1, 5));
-	p = rig_pub(1, 0, fb);
-	assert_null(rig_publish(b, &p, 1, 6));
-	rig_exit(a);
-	assert_int_equal(rig_answer(&rig, 6)->res[0].result, 0);
-	assert_int_equal(rig_answer(&rig, 6)->res[0].frame, fb);
-	rig_take(&rig, 6);
-	rig_settle(&rig);
+	assert_null(mr_publish(a, &p, 1, 5));
+	p = mr_pub(1, 0, fb);
+	assert_null(mr_publish(b, &p, 1, 6));
+	mr_exit(a);
+	assert_int_equal(mr_answer(&rig, 6)->res[0].result, 0);
+	assert_int_equal(mr_answer(&rig, 6)->res[0].frame, fb);
+	mr_take(&rig, 6);
+	mr_settle(&rig);
 	assert_int_equal(state_of(fa), FRAME_FREE);
 }
 
@@ -311,19 +311,19 @@ static void chain_of_pending_pages_seals_in_order(void **state)
 	struct ring_pub p[200];
 	uint32_t f[200], i;
 
-	rig_alloc(a, f, 200);
+	mr_alloc(a, f, 200);
 	for (i = 0; i < 200; i++) {
-		p[i] = rig_pub(1, i, f[i]);
+		p[i] = mr_pub(1, i, f[i]);
 		p[i].after = i == 0 ? 1 : 0;
 	}
 	/* the head waits, so all do */
-	assert_null(rig_publish(a, p, 200, 5));
+	assert_null(mr_publish(a, p, 200, 5));
 	assert_int_equal(a->space->nr_pages, 0);
-	rig_step(a, 1);
-	assert_non_null(rig_answer(&rig, 5));
+	mr_step(a, 1);
+	assert_non_null(mr_answer(&rig, 5));
 	for (i = 0; i < 200; i++)
-		assert_int_equal(rig_answer(&rig, 5)->res[i].result, 0);
-	rig_take(&rig, 5);
+		assert_int_equal(mr_answer(&rig, 5)->res[i].result, 0);
+	mr_take(&rig, 5);
 	assert_int_equal(a->space->nr_pending, 0);
 }
 
@@ -332,21 +332,21 @@ static void chain_fails_with_its_head(void **state)
 	struct ring_pub p[3];
 	uint32_t f[3], i;
 
-	rig_alloc(a, f, 1);
-	rig_alloc(b, f + 1, 2);
-	p[0] = rig_pub(1, 0, f[0]);
+	mr_alloc(a, f, 1);
+	mr_alloc(b, f + 1, 2);
+	p[0] = mr_pub(1, 0, f[0]);
 	p[0].after = 1;
-	assert_null(rig_publish(a, p, 1, 5));
+	assert_null(mr_publish(a, p, 1, 5));
 	for (i = 1; i < 3; i++)
-		p[i] = rig_pub(1, i, f[i]);
-	assert_null(rig_publish(b, p + 1, 2, 6));
+		p[i] = mr_pub(1, i, f[i]);
+	assert_null(mr_publish(b, p + 1, 2, 6));
 	mm_cancel(a->mc, 5);
-	assert_int_equal(rig_answer(&rig, 5)->result, -ECANCELED);
+	assert_int_equal(mr_answer(&rig, 5)->result, -ECANCELED);
 	for (i = 0; i < 2; i++)
-		assert_int_equal(rig_answer(&rig, 6)->res[i].result, -ESTALE);
+		assert_int_equal(mr_answer(&rig, 6)->res[i].result, -ESTALE);
 	assert_int_equal(state_of(f[0]), FRAME_OPEN);
-	rig_take(&rig, 5);
-	rig_take(&rig, 6);
+	mr_take(&rig, 5);
+	mr_take(&rig, 6);
 	assert_int_equal(mm_free(a->win, f, 1, 0), 0);
 }
 
@@ -356,24 +356,24 @@ static void circle_of_pending_pages_is_refused(void **state)
 	uint32_t f[3];
 
 	/* a: Y after a step; b: X(parent Y); then a second Y(parent X) */
-	rig_alloc(a, f, 1);
-	rig_alloc(b, f + 1, 2);
-	y = rig_pub(1, 0, f[0]);
+	mr_alloc(a, f, 1);
+	mr_alloc(b, f + 1, 2);
+	y = mr_pub(1, 0, f[0]);
 	y.after = 1;
-	assert_null(rig_publish(a, &y, 1, 5));
+	assert_null(mr_publish(a, &y, 1, 5));
 	y.frame = f[1];
 	y.after = 0;
-	rig_key(y.parent, 1, 1);
-	assert_null(rig_publish(b, &y, 1, 6));
-	x = rig_pub(1, 1, f[2]);
-	assert_null(rig_publish(b, &x, 1, 7));
+	mr_key(y.parent, 1, 1);
+	assert_null(mr_publish(b, &y, 1, 6));
+	x = mr_pub(1, 1, f[2]);
+	assert_null(mr_publish(b, &x, 1, 7));
 	mm_cancel(a->mc, 5);
-	assert_non_null(rig_answer(&rig, 6));
-	assert_non_null(rig_answer(&rig, 7));
+	assert_non_null(mr_answer(&rig, 6));
+	assert_non_null(mr_answer(&rig, 7));
 	assert_int_equal(a->space->nr_pending, 0);
-	rig_take(&rig, 5);
-	rig_take(&rig, 6);
-	rig_take(&rig, 7);
+	mr_take(&rig, 5);
+	mr_take(&rig, 6);
+	mr_take(&rig, 7);
 }
 
 static void same_key_twice_in_a_batch_is_one_page(void **state)
@@ -382,14 +382,14 @@ static void same_key_twice_in_a_batch_is_one_page(void **state)
 	struct ring_pub p[2];
 	uint32_t f[2];
 
-	rig_alloc(a, f, 2);
-	p[0] = rig_pub(1, 0, f[0]);
-	p[1] = rig_pub(1, 0, f[1]);
-	d = rig_publish(a, p, 2, 5);
+	mr_alloc(a, f, 2);
+	p[0] = mr_pub(1, 0, f[0]);
+	p[1] = mr_pub(1, 0, f[1]);
+	d = mr_publish(a, p, 2, 5);
 	assert_int_equal(d->res[0].result, 0);
 	assert_int_equal(d->res[1].result, -EEXIST);
 	assert_int_equal(d->res[1].frame, f[0]);
-	rig_take(&rig, 5);
+	mr_take(&rig, 5);
 	assert_int_equal(pool->meta[f[0]].refs, 0);
 }
 
@@ -398,19 +398,19 @@ static void given_checksum_is_checked_by_a_worker(void **state)
 	struct ring_pub p[2];
 	uint32_t f[2];
 
-	rig_alloc(a, f, 2);
+	mr_alloc(a, f, 2);
 	memset(frame_addr(pool, f[0]), 0x5a, PAGE);
 	memset(frame_addr(pool, f[1]), 0x5b, PAGE);
-	p[0] = rig_pub(1, 0, f[0]);
-	p[1] = rig_pub(2, 0, f[1]);
+	p[0] = mr_pub(1, 0, f[0]);
+	p[1] = mr_pub(2, 0, f[1]);
 	p[0].flags = p[1].flags = KVMM_PUB_CRC;
 	p[0].crc = p[1].crc = kvmm_crc32c(0, frame_addr(pool, f[0]), PAGE);
-	assert_null(rig_publish(a, p, 2, 5));
-	rig_wait(&rig, 5);
-	assert_int_equal(rig_answer(&rig, 5)->res[0].result, 0);
-	assert_int_equal(rig_answer(&rig, 5)->res[1].result, -EBADMSG);
-	assert_int_equal(rig_page(a, 1, 0)->crc, p[0].crc);
-	rig_take(&rig, 5);
+	assert_null(mr_publish(a, p, 2, 5));
+	mr_wait(&rig, 5);
+	assert_int_equal(mr_answer(&rig, 5)->res[0].result, 0);
+	assert_int_equal(mr_answer(&rig, 5)->res[1].result, -EBADMSG);
+	assert_int_equal(mr_page(a, 1, 0)->crc, p[0].crc);
+	mr_take(&rig, 5);
 	assert_int_equal(state_of(f[1]), FRAME_OPEN);
 }
 
@@ -419,16 +419,16 @@ static void client_that_dies_under_a_checksum_leaves_nothing(void **state)
 	struct ring_pub p;
 	uint32_t f;
 
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	p.flags = KVMM_PUB_CRC;
 	p.crc = kvmm_crc32c(0, frame_addr(pool, f), PAGE);
-	assert_null(rig_publish(a, &p, 1, 5));
-	rig_exit(a);
-	rig_settle(&rig);
+	assert_null(mr_publish(a, &p, 1, 5));
+	mr_exit(a);
+	mr_settle(&rig);
 	assert_int_equal(state_of(f), FRAME_FREE);
-	assert_null(rig_answer(&rig, 5));
-	assert_null(rig_page(b, 1, 0));
+	assert_null(mr_answer(&rig, 5));
+	assert_null(mr_page(b, 1, 0));
 }
 
 static void disconnect_drops_what_is_pending_without_an_answer(void **state)
@@ -436,14 +436,14 @@ static void disconnect_drops_what_is_pending_without_an_answer(void **state)
 	struct ring_pub p[2];
 	uint32_t f[2];
 
-	rig_alloc(a, f, 2);
-	p[0] = rig_pub(1, 0, f[0]);
-	p[1] = rig_pub(2, 0, f[1]);
+	mr_alloc(a, f, 2);
+	p[0] = mr_pub(1, 0, f[0]);
+	p[1] = mr_pub(2, 0, f[1]);
 	p[1].after = 1;
-	assert_null(rig_publish(a, p, 2, 5));
+	assert_null(mr_publish(a, p, 2, 5));
 	assert_int_equal(pool->meta[f[0]].refs, 1);
 	mm_client_disconnect(a->mc);
-	assert_null(rig_answer(&rig, 5));
+	assert_null(mr_answer(&rig, 5));
 	/* what was sealed stays, without the reference that nobody will put */
 	assert_int_equal(pool->meta[f[0]].refs, 0);
 	assert_int_equal(state_of(f[1]), FRAME_OPEN);
@@ -455,15 +455,15 @@ static void page_may_be_published_again_after_it_left(void **state)
 	struct page *pg;
 	uint32_t f;
 
-	rig_put(a, 1, 0, 1);
-	pg = rig_page(a, 1, 0);
+	mr_put(a, 1, 0, 1);
+	pg = mr_page(a, 1, 0);
 	f = pg->copy[0].frame;
 	assert_true(frame_isolate(pool, f));
 	frame_put(pool, f);
 	page_put(pg);
-	assert_null(rig_page(a, 1, 0));
-	rig_put(a, 1, 0, 1);
-	assert_non_null(rig_page(a, 1, 0));
+	assert_null(mr_page(a, 1, 0));
+	mr_put(a, 1, 0, 1);
+	assert_non_null(mr_page(a, 1, 0));
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

@@ -18,16 +18,16 @@ static struct errmsg e;
 
 static int setup(void **state)
 {
-	rig_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
-	a = rig_client(&rig, 0, KVMM_RW);
-	b = rig_client(&rig, 1, KVMM_RW);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
+	a = mr_client(&rig, 0, KVMM_RW);
+	b = mr_client(&rig, 1, KVMM_RW);
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	rig_check(&rig);
-	rig_close(&rig);
+	mr_check(&rig);
+	mr_close(&rig);
 	return 0;
 }
 
@@ -36,7 +36,7 @@ static int attach(struct rig_client *c, const char *name, uint32_t bytes,
 {
 	struct rig_group g = { KVMM_FULL, bytes };
 
-	return mm_attach(c->mc, buf, rig_desc(buf, name, &g, 1), flags,
+	return mm_attach(c->mc, buf, mr_desc(buf, name, &g, 1), flags,
 			 &c->space, &e);
 }
 
@@ -65,7 +65,7 @@ static void other_tenant_has_another_space(void **state)
 
 static void reader_makes_no_space(void **state)
 {
-	struct rig_client *ro = rig_client(&rig, 2, KVMM_RO);
+	struct rig_client *ro = mr_client(&rig, 2, KVMM_RO);
 
 	assert_int_equal(attach(ro, "m", PAGE, 0), -ENOENT);
 	assert_int_equal(attach(a, "m", PAGE, 0), 0);
@@ -83,8 +83,8 @@ static void must_join_names_the_field_that_differs(void **state)
 
 static void members_must_describe_a_model_alike(void **state)
 {
-	rig_join(a, 1, 0, 2, 0);
-	rig_join(b, 1, 1, 2, 0);
+	mr_join(a, 1, 0, 2, 0);
+	mr_join(b, 1, 1, 2, 0);
 	assert_int_equal(attach(a, "m", PAGE, 0), 0);
 	assert_int_equal(attach(b, "m", 2 * PAGE, 0), -EPROTO);
 	assert_non_null(strstr(e.text, "page_bytes"));
@@ -104,8 +104,8 @@ static void class_that_cannot_fit_is_refused_and_leaves_nothing(void **state)
 {
 	assert_int_equal(attach(a, "m", 16u << 20, 0), -ENOSPC);
 	assert_true(e.text[0]);
-	rig_settle(&rig);
-	rig_run(&rig);
+	mr_settle(&rig);
+	mr_run(&rig);
 	assert_int_equal(rig.host->used, 0);
 	assert_null(mm_space_get(rig.mm, 0));
 	assert_int_equal(attach(a, "m", PAGE, 0), 0);
@@ -122,10 +122,10 @@ static void space_ends_with_its_last_client_if_it_has_no_page(void **state)
 	int fds = fd_count();
 
 	assert_int_equal(attach(a, "m", PAGE, 0), 0);
-	rig_win(a, 0);
+	mr_win(a, 0);
 	mm_detach(a->mc, a->space);
-	rig_until(&rig, all_given_back, NULL);
-	rig_settle(&rig);
+	mr_until(&rig, all_given_back, NULL);
+	mr_settle(&rig);
 	assert_int_equal(rig.host->used, 0);
 	assert_int_equal(fd_count(), fds);
 	assert_int_equal(atomic_load(&rig.hdr->space[0].live), 0);
@@ -136,14 +136,14 @@ static void space_with_a_page_outlives_its_clients(void **state)
 	uint64_t key[4];
 
 	assert_int_equal(attach(a, "m", PAGE, 0), 0);
-	rig_win(a, 0);
-	rig_put(a, 1, 0, 3);
-	rig_exit(a);
-	rig_settle(&rig);
+	mr_win(a, 0);
+	mr_put(a, 1, 0, 3);
+	mr_exit(a);
+	mr_settle(&rig);
 	rig.mm->next_spaces_ns = 0;
-	rig_run(&rig);
+	mr_run(&rig);
 	assert_int_equal(attach(b, "m", PAGE, 0), 0);
-	rig_key((uint8_t *)key, 1, 2);
+	mr_key((uint8_t *)key, 1, 2);
 	assert_non_null(page_find(b->space, 0, key));
 }
 
@@ -182,18 +182,18 @@ static struct mm_pool *two_extents(uint32_t *no)
 	uint32_t f[200], n;
 
 	assert_int_equal(attach(a, "m", PAGE, 0), 0);
-	rig_win(a, 0);
+	mr_win(a, 0);
 	p = a->win->pool;
 	n = p->per_extent + 10;
-	rig_alloc(a, f, n);
+	mr_alloc(a, f, n);
 	assert_int_equal(mm_free(a->win, f, n, 0), 0);
-	rig_settle(&rig);
-	rig_sync(a);
+	mr_settle(&rig);
+	mr_sync(a);
 	for (*no = p->max_extents; !p->extent[*no].ext; --*no)
 		;
 	assert_true(*no > 1);
 	/* what is in the magazine goes back too */
-	n = rig_pop(a, f, 200);
+	n = mr_pop(a, f, 200);
 	if (n)
 		assert_int_equal(mm_free(a->win, f, n, 0), 0);
 	return p;
@@ -211,19 +211,19 @@ static void extent_goes_when_all_windows_have_unmapped_it(void **state)
 	extent_close(p, no);
 	assert_int_equal(p->extent[no].nr_used, 0);
 	extent_down(p, no);
-	rig_settle(&rig);
+	mr_settle(&rig);
 	assert_non_null(p->extent[no].ext);
 	assert_int_equal(mm_win_sync(a->win, a->have_seq, 0, ch, 8, &seq), 1);
 	assert_int_equal(ch[0].no, no);
 	assert_false(ch[0].up);
 	/* told is not done */
 	rig.mm->next_pools_ns = 0;
-	rig_run(&rig);
+	mr_run(&rig);
 	assert_non_null(p->extent[no].ext);
-	rig_sync(a);
+	mr_sync(a);
 	rig.mm->next_pools_ns = 0;
-	rig_run(&rig);
-	rig_settle(&rig);
+	mr_run(&rig);
+	mr_settle(&rig);
 	assert_null(p->extent[no].ext);
 	assert_true(rig.host->used < used);
 }
@@ -241,16 +241,16 @@ static void silent_holder_keeps_it_and_is_shown(void **state)
 	extent_down(p, no);
 	until = now_ns() + 80 * NSEC_PER_MSEC;
 	while (now_ns() < until)
-		rig_run(&rig);
+		mr_run(&rig);
 	assert_true(p->extent[no].held);
 	assert_true(win_holds(a->win, &p->extent[no]));
-	rig_check(&rig);
+	mr_check(&rig);
 	/* its exit is as good as its word */
-	rig_exit(a);
-	rig_settle(&rig);
+	mr_exit(a);
+	mr_settle(&rig);
 	rig.mm->next_pools_ns = 0;
-	rig_run(&rig);
-	rig_settle(&rig);
+	mr_run(&rig);
+	mr_settle(&rig);
 	assert_null(p->extent[no].ext);
 }
 
@@ -264,10 +264,10 @@ static void window_that_was_never_told_holds_nothing(void **state)
 	assert_int_equal(mm_win_open(b->mc, b->space, 0, 0, 0, &b->win, &e), 0);
 	extent_close(p, no);
 	extent_down(p, no);
-	rig_sync(a);
+	mr_sync(a);
 	rig.mm->next_pools_ns = 0;
-	rig_run(&rig);
-	rig_settle(&rig);
+	mr_run(&rig);
+	mr_settle(&rig);
 	assert_null(p->extent[no].ext);
 }
 
@@ -279,13 +279,13 @@ static void number_of_a_gone_extent_is_new_to_everybody(void **state)
 	p = two_extents(&no);
 	extent_close(p, no);
 	extent_down(p, no);
-	rig_sync(a);
+	mr_sync(a);
 	rig.mm->next_pools_ns = 0;
-	rig_run(&rig);
-	rig_settle(&rig);
+	mr_run(&rig);
+	mr_settle(&rig);
 	assert_null(p->extent[no].ext);
 	assert_false(bitmap_shared_test(a->win->bitmap, no));
-	rig_alloc(a, f, p->per_extent + 10);
+	mr_alloc(a, f, p->per_extent + 10);
 	assert_non_null(p->extent[no].ext);
 	assert_true(bitmap_shared_test(a->win->bitmap, no));
 }

@@ -14,27 +14,27 @@ static struct mm_pool *pool;
 
 static int setup(void **state)
 {
-	rig_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
-	a = rig_client(&rig, 0, KVMM_RW);
-	rig_attach(a, "window", PAGE);
-	rig_win(a, 0);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 8u << 20 });
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "window", PAGE);
+	mr_win(a, 0);
 	pool = a->win->pool;
 	return 0;
 }
 
 static int teardown(void **state)
 {
-	rig_check(&rig);
-	rig_close(&rig);
+	mr_check(&rig);
+	mr_close(&rig);
 	return 0;
 }
 
 static struct rig_client *second(uint32_t rights)
 {
-	struct rig_client *b = rig_client(&rig, 1, rights);
+	struct rig_client *b = mr_client(&rig, 1, rights);
 
-	rig_attach(b, "window", PAGE);
-	rig_win(b, 0);
+	mr_attach(b, "window", PAGE);
+	mr_win(b, 0);
 	return b;
 }
 
@@ -45,13 +45,13 @@ static enum frame_state state_of(uint32_t f)
 
 static void wrong_windows_are_refused(void **state)
 {
-	struct rig_client *ro = rig_client(&rig, 1, KVMM_RO);
+	struct rig_client *ro = mr_client(&rig, 1, KVMM_RO);
 	struct errmsg e;
 	struct mm_win *w;
 
 	assert_int_equal(mm_win_open(ro->mc, a->space, 0, 0, 0, &w, &e),
 			 -EINVAL);	/* not attached */
-	rig_attach(ro, "window", PAGE);
+	mr_attach(ro, "window", PAGE);
 	assert_int_equal(mm_win_open(ro->mc, a->space, 0, 0, KVMM_RW, &w, &e),
 			 -EACCES);
 	assert_int_equal(mm_win_open(a->mc, a->space, 1, 0, 0, &w, &e),
@@ -70,7 +70,7 @@ static void refill_gives_the_want_in_open_frames_of_ones_own(void **state)
 
 	mm_refill(a->win, 20);
 	assert_int_equal(atomic_load(&a->win->wl->refills), 1);
-	assert_int_equal(rig_pop(a, f, 20), 20);
+	assert_int_equal(mr_pop(a, f, 20), 20);
 	for (i = 0; i < 20; i++) {
 		assert_int_equal(state_of(f[i]), FRAME_OPEN);
 		assert_ptr_equal(pool->meta[f[i]].owner, a->mc->engine);
@@ -99,21 +99,21 @@ static void want_that_cannot_be_met_waits_and_wakes(void **state)
 	/* everything there is, until the node is full */
 	for (i = 0; i < 200; i++) {
 		mm_refill(a->win, 64);
-		rig_settle(&rig);
-		rig_sync(a);
-		n += rig_pop(a, f + n, ARRAY_SIZE(f) - n);
+		mr_settle(&rig);
+		mr_sync(a);
+		n += mr_pop(a, f + n, ARRAY_SIZE(f) - n);
 	}
 	assert_true(n < total);
 	b = second(KVMM_RW);
 	mm_refill(b->win, 4);
-	assert_int_equal(rig_pop(b, f + n, 4), 0);
+	assert_int_equal(mr_pop(b, f + n, 4), 0);
 	assert_int_equal(pool->want, 4 + a->win->want);
 	assert_true(rig.mm->node[0].c.allocstall > 0);
 	kicks = b->kicks;
 	/* whoever waited longest is served first */
 	assert_int_equal(mm_free(a->win, f, 128, 0), 0);
 	assert_true(b->kicks > kicks);
-	assert_int_equal(rig_pop(b, f, 4), 4);
+	assert_int_equal(mr_pop(b, f, 4), 4);
 	assert_int_equal(b->win->want, 0);
 }
 
@@ -134,7 +134,7 @@ static void offsets_in_the_ledger_are_not_believed(void **state)
 	l->mag_entries = 1;
 	l->max_frames = 0;
 	mm_refill(a->win, 8);
-	assert_int_equal(rig_pop(a, &f, 1), 1);
+	assert_int_equal(mr_pop(a, &f, 1), 1);
 	assert_int_equal(frame_pins(pool, f), 0);
 }
 
@@ -144,14 +144,14 @@ static void frames_of_unmapped_extents_are_not_handed_out(void **state)
 	struct errmsg e;
 	uint32_t f;
 
-	b = rig_client(&rig, 1, KVMM_RW);
-	rig_attach(b, "window", PAGE);
+	b = mr_client(&rig, 1, KVMM_RW);
+	mr_attach(b, "window", PAGE);
 	assert_int_equal(mm_win_open(b->mc, b->space, 0, 0, 0, &b->win, &e), 0);
 	mm_refill(b->win, 1);
-	assert_int_equal(rig_pop(b, &f, 1), 0);
-	rig_sync(b);
-	rig_run(&rig);
-	assert_int_equal(rig_pop(b, &f, 1), 1);
+	assert_int_equal(mr_pop(b, &f, 1), 0);
+	mr_sync(b);
+	mr_run(&rig);
+	assert_int_equal(mr_pop(b, &f, 1), 1);
 }
 
 static void frames_must_be_mapped_by_every_member(void **state)
@@ -161,18 +161,18 @@ static void frames_must_be_mapped_by_every_member(void **state)
 	uint32_t f, i;
 
 	for (i = 0; i < 2; i++) {
-		m[i] = rig_client(&rig, 1 + i, KVMM_RW);
-		rig_join(m[i], 9, i, 2, 0);
-		rig_attach(m[i], "window", PAGE);
+		m[i] = mr_client(&rig, 1 + i, KVMM_RW);
+		mr_join(m[i], 9, i, 2, 0);
+		mr_attach(m[i], "window", PAGE);
 		assert_int_equal(mm_win_open(m[i]->mc, m[i]->space, 0, 0, 0,
 					     &m[i]->win, &e), 0);
 	}
-	rig_sync(m[0]);
+	mr_sync(m[0]);
 	mm_refill(m[0]->win, 1);
-	assert_int_equal(rig_pop(m[0], &f, 1), 0);
-	rig_sync(m[1]);
-	rig_run(&rig);
-	assert_int_equal(rig_pop(m[0], &f, 1), 1);
+	assert_int_equal(mr_pop(m[0], &f, 1), 0);
+	mr_sync(m[1]);
+	mr_run(&rig);
+	assert_int_equal(mr_pop(m[0], &f, 1), 1);
 }
 
 static void unmapped_free_frames_do_not_make_the_pool_grow(void **state)
@@ -182,15 +182,15 @@ static void unmapped_free_frames_do_not_make_the_pool_grow(void **state)
 	uint64_t used = rig.host->used;
 	int i;
 
-	b = rig_client(&rig, 1, KVMM_RW);
-	rig_attach(b, "window", PAGE);
+	b = mr_client(&rig, 1, KVMM_RW);
+	mr_attach(b, "window", PAGE);
 	assert_int_equal(mm_win_open(b->mc, b->space, 0, 0, 0, &b->win, &e), 0);
 	mm_refill(b->win, 8);
 	for (i = 0; i < 20; i++) {
 		rig.mm->next_pools_ns = 0;
-		rig_run(&rig);
+		mr_run(&rig);
 	}
-	rig_settle(&rig);
+	mr_settle(&rig);
 	assert_int_equal(rig.host->used, used);
 }
 
@@ -198,13 +198,13 @@ static void freed_frame_waits_for_its_step(void **state)
 {
 	uint32_t f;
 
-	rig_alloc(a, &f, 1);
+	mr_alloc(a, &f, 1);
 	assert_int_equal(mm_free(a->win, &f, 1, 5), 0);
 	assert_int_equal(state_of(f), FRAME_OPEN);
 	assert_int_equal(mm_free(a->win, &f, 1, 5), -EINVAL);
-	rig_step(a, 4);
+	mr_step(a, 4);
 	assert_int_equal(state_of(f), FRAME_OPEN);
-	rig_step(a, 5);
+	mr_step(a, 5);
 	assert_int_equal(state_of(f), FRAME_FREE);
 }
 
@@ -213,8 +213,8 @@ static void freeing_what_is_not_ones_own_frees_nothing(void **state)
 	struct rig_client *b = second(KVMM_RW);
 	uint32_t f[3];
 
-	rig_alloc(a, f, 1);
-	rig_alloc(b, f + 1, 1);
+	mr_alloc(a, f, 1);
+	mr_alloc(b, f + 1, 1);
 	f[2] = f[0];
 	assert_int_equal(mm_free(a->win, f, 2, 0), -EINVAL);
 	assert_int_equal(state_of(f[0]), FRAME_OPEN);
@@ -232,7 +232,7 @@ static void closed_window_gives_its_frames_back(void **state)
 {
 	uint32_t f[8];
 
-	rig_alloc(a, f, 8);
+	mr_alloc(a, f, 8);
 	assert_true(pool->nr_open >= 8);
 	mm_win_close(a->win);
 	assert_int_equal(pool->nr_open, 0);
@@ -245,13 +245,13 @@ static void pins_of_a_closed_window_still_count(void **state)
 	struct mm_win *w = a->win;
 	uint32_t f;
 
-	rig_put(a, 1, 0, 1);
-	f = rig_page(a, 1, 0)->copy[0].frame;
-	rig_pin(a, f, 1);
+	mr_put(a, 1, 0, 1);
+	f = mr_page(a, 1, 0)->copy[0].frame;
+	mr_pin(a, f, 1);
 	mm_win_close(w);
 	assert_null(mm_win_get(a->mc, 0));
 	assert_int_equal(frame_pins(pool, f), 1);
-	rig_exit(a);
+	mr_exit(a);
 	assert_int_equal(frame_pins(pool, f), 0);
 }
 
@@ -260,15 +260,15 @@ static void closing_waits_for_answers_on_their_way(void **state)
 	struct ring_pub p;
 	uint32_t f;
 
-	rig_alloc(a, &f, 1);
-	p = rig_pub(1, 0, f);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
 	p.after = 1;
-	assert_null(rig_publish(a, &p, 1, 5));
+	assert_null(mr_publish(a, &p, 1, 5));
 	mm_win_close(a->win);
-	rig_step(a, 1);
-	assert_int_equal(rig_answer(&rig, 5)->res[0].result, 0);
+	mr_step(a, 1);
+	assert_int_equal(mr_answer(&rig, 5)->res[0].result, 0);
 	assert_false(list_empty(&pool->windows));
-	rig_take(&rig, 5);
+	mr_take(&rig, 5);
 	assert_true(list_empty(&pool->windows));
 }
 
@@ -281,10 +281,10 @@ static void sync_tells_each_extent_once_and_in_parts(void **state)
 	struct errmsg e;
 	uint32_t f[100];
 
-	rig_alloc(a, f, 100);	/* several extents */
+	mr_alloc(a, f, 100);	/* several extents */
 	assert_true(pool->nr_extents > 1);
-	b = rig_client(&rig, 1, KVMM_RO);
-	rig_attach(b, "window", PAGE);
+	b = mr_client(&rig, 1, KVMM_RO);
+	mr_attach(b, "window", PAGE);
 	assert_int_equal(mm_win_open(b->mc, b->space, 0, 0, 0, &b->win, &e), 0);
 	do {
 		n = mm_win_sync(b->win, 0, skip, ch, 1, &seq);
@@ -325,12 +325,12 @@ static void reserved_frames_are_not_given_to_others(void **state)
 	assert_int_equal(mm_reserve(a->mc, a->space, 0, 0, all / 2, &e), 0);
 	for (i = 0; i < 100; i++) {
 		mm_refill(b->win, 64);
-		rig_settle(&rig);
-		rig_sync(b);
-		n += rig_pop(b, f + n, ARRAY_SIZE(f) - n);
+		mr_settle(&rig);
+		mr_sync(b);
+		n += mr_pop(b, f + n, ARRAY_SIZE(f) - n);
 	}
 	assert_true(n <= all - all / 2);
-	rig_alloc(a, f, 100);
+	mr_alloc(a, f, 100);
 }
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
