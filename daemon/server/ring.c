@@ -201,7 +201,8 @@ static struct answer *answer_new(struct mm_win *win, const struct ring_cqe *cqe,
 	a->win = win;
 	a->end = 0;
 	a->cqe = *cqe;
-	memcpy(a->res, res, cqe->n * sizeof(*res));
+	if (cqe->n)
+		memcpy(a->res, res, cqe->n * sizeof(*res));
 	return a;
 }
 
