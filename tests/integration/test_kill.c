@@ -294,6 +294,11 @@ static void wait_back(struct fx *f, struct proc *p, uint64_t pins)
 	}
 }
 
+static long sync_windows(void *shm, long a, long b)
+{
+	return tc_sync(fx_c(), 0);
+}
+
 /* As many extents as it will ever have, so that they are no leak. */
 static void fill_up(struct fx *f, struct proc *p)
 {
@@ -301,6 +306,7 @@ static void fill_up(struct fx *f, struct proc *p)
 
 	for (i = 0; i < 24; i++)
 		T_EQ(proc_call(p, fx_put, 500 + i, 16), 16);
+	proc_call(p, sync_windows, 0, 0);
 }
 
 static void members_die_at_random_moments(void **state)
@@ -565,11 +571,6 @@ static void a_dead_leader_moves_no_frame_of_a_reader(void **state)
 	ta_baseline(&f->d, BACK_MS);
 	ta_check(&f->d);
 	fx_stop(f);
-}
-
-static long sync_windows(void *shm, long a, long b)
-{
-	return tc_sync(fx_c(), 0);
 }
 
 /* The first child publishes, while the other one maps what comes. */
