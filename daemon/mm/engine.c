@@ -554,13 +554,14 @@ void mm_client_disconnect(struct mm_client *c)
 	if (!c->connected)
 		return;
 	c->connected = false;
-	while ((op = list_first(&c->ops, struct mm_op, link))) {
-		struct mm_win *win = op->win;
-
-		list_del(&op->link);
+	/* all of them first: one that ends may let another one be answered */
+	list_for_each_entry(op, &c->ops, link) {
 		op->client = NULL;
+		op->win->refs--;
 		op->win = NULL;
-		win->refs--;
+	}
+	while ((op = list_first(&c->ops, struct mm_op, link))) {
+		list_del(&op->link);
 		op->cancel(op);
 	}
 	list_for_each_entry(w, &c->windows, client_link) {

@@ -22,7 +22,7 @@ static void on_complete(struct mm_client *c, struct mm_win *win,
 			const struct ring_result *res)
 {
 	struct rig *r = of(c)->rig;
-	struct rig_done *d = calloc(1, sizeof(*d));
+	struct rig_done *d = calloc(1, sizeof(*d) + cqe->n * sizeof(*res));
 
 	assert_non_null(d);
 	assert_true(r->nr_done < RIG_DONE);
@@ -218,7 +218,7 @@ static void on_exit_done(void *arg)
 }
 
 /* Answers that it will not read any more: their references go. */
-static void forget_answers(struct rig_client *c)
+void mr_forget(struct rig_client *c)
 {
 	struct rig *r = c->rig;
 	unsigned int i, k;
@@ -237,7 +237,7 @@ static void forget_answers(struct rig_client *c)
 
 void mr_exit(struct rig_client *c)
 {
-	forget_answers(c);
+	mr_forget(c);
 	mm_client_disconnect(c->mc);
 	mm_client_exit(c->mc, on_exit_done, c);
 }

@@ -13,7 +13,7 @@
 #include "daemon/mm/mm_types.h"
 
 #define RIG_CLIENTS	16
-#define RIG_DONE	64	/* answers that are remembered */
+#define RIG_DONE	1024	/* answers that are remembered */
 
 struct rig;
 
@@ -24,7 +24,7 @@ struct rig_done {
 	int32_t		result;
 	uint8_t		op;
 	uint32_t	n;
-	struct ring_result res[KVMM_MAX_BATCH];
+	struct ring_result res[];
 };
 
 /**
@@ -96,6 +96,8 @@ void mr_check(struct rig *r);
 
 /* The client @i says hello; @socket and @pid tell them apart. */
 struct rig_client *mr_client(struct rig *r, unsigned int i, uint32_t rights);
+/* Answers that it will not read any more: their references go. */
+void mr_forget(struct rig_client *c);
 /* Its process exits. */
 void mr_exit(struct rig_client *c);
 void mr_join(struct rig_client *c, uint8_t token, uint32_t rank,
