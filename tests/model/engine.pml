@@ -33,7 +33,9 @@
 #define NW	1
 #define STEP	NM_FRAME	/* the worker's step word */
 #define NM_EXTRA 1
+#ifndef JOBS
 #define JOBS	2		/* steps of the engine */
+#endif
 
 bool using[2 * NF];		/* member m uses frame f: using[m * NF + f] */
 bool writing;			/* the worker may write into frame 1 */

@@ -12,21 +12,22 @@
  *	sleeping == 1: write doorbell	all still empty: epoll_wait
  *					sleeping = 0; read the doorbells
  *
- * Otherwise (completions): the client's flag stands in its ledger.
+ * Otherwise (completions): the client's flag stands in its ledger, and its
+ * eventfd in the epoll that the application waits on (libkvmm/poll.c).
  *
  *	daemon				client, ring empty
- *	entry		(plain)		armed = 1		(seq_cst)
- *	tail		(seq_cst)	tail			(seq_cst)
- *	armed == 1 and exchange		still empty: poll
- *	  (armed, 2) gave 1:		exchange (armed, 0) gave not 0:
- *	  write eventfd			  read eventfd (never blocks)
+ *	entry		(plain)		drain the eventfd, if it has a count
+ *	tail		(seq_cst)	armed = 1		(seq_cst)
+ *	armed == 1:	(seq_cst)	tail			(seq_cst)
+ *	  write eventfd			still empty: the application may wait
+ *	  armed = 2	(seq_cst)
  *
- * The flag turned to 2 tells only that a write of the eventfd has been decided
- * on. The client may see the 2 and read nothing, and the write comes
- * afterwards: the eventfd is then readable once too often. So the client reads
- * the eventfd whenever it had armed, whether it finds 1 or 2; if it did so for
- * 2 only, that left-over write would make every poll return at once until the
- * next completion (DRAIN_ON_2).
+ * Armed at 2 tells the client that the eventfd has a count which it must drain
+ * before it sleeps the next time. So the write comes before the 2. The other
+ * way round (KICK_LATE) a client that was awake by chance sees the 2, drains
+ * nothing and arms again; then the write comes, for which no 2 will ever be
+ * seen, and every wait of the application returns at once until the next
+ * completion.
  *
  * There are no timers here, although every wait in C has a deadline: a lost
  * wake-up must be seen as one, not as a delay.
@@ -35,8 +36,8 @@
  *	lost_wakeup	all is quiet, and an entry is in a ring. (The sleeps are
  *			no valid end states either.)
  *	stale_entry	a consumer reads an entry before it was written
- *	busy_wait	a poll returns although nothing was written since the
- *			one before
+ *	busy_wait	kvmm_poll() found nothing and let the application wait;
+ *			the wait returns, although the daemon did nothing since
  *
  * Taken away on request:
  *	NO_REREAD	sleep right after the flag is set
@@ -44,6 +45,7 @@
  *	PLAIN_FLAG	the flag is a release store
  *	TAIL_FIRST	the entry is written after the tail
  *	FLAG_FIRST	the producer looks at the flag before it stores tail
+ *	KICK_LATE	armed = 2 first, the eventfd's write after it
  */
 #ifndef N
 #define N 3			/* entries a producer sends */
@@ -174,8 +176,9 @@ awake:		put(D, SLEEPING, 0);
 #define NM		(2 + N)
 #include "tso.pml"
 
-bool event;			/* eventfd readable */
-bool written;			/* ghost: since the last poll that returned */
+bool event = 1;			/* eventfd has a count; so it starts */
+bool news = 1;			/* ghost: a kick's step since the last look at armed */
+bool kicking;			/* ghost: the daemon is between its two steps */
 byte got;			/* entries the client has taken */
 
 proctype wb()
@@ -212,15 +215,13 @@ proctype daemon()
 #endif
 		if
 		:: old == 1 ->
-			d_step {
-				bn[D] == 0;
-				old = mem[ARMED];
-				mem[ARMED] = 2
-			};
-			if
-			:: old == 1 -> d_step { event = 1; written = 1 }
-			:: else
-			fi
+#ifdef KICK_LATE
+			xchg(D, ARMED, 2);
+			d_step { event = 1; news = 1 }
+#else
+			d_step { event = 1; news = 1; kicking = 1 };
+			d_step { bn[D] == 0; mem[ARMED] = 2; news = 1; kicking = 0 }
+#endif
 		:: else
 		fi;
 		old = 0
@@ -229,16 +230,40 @@ proctype daemon()
 	od
 }
 
+/* The application: waits or not, and polls. */
 proctype client()
 {
-	byte t, old;
+	byte t, n;
+	bool armed, count = 1;		/* kvmm.armed, kvmm.fd_ready */
+	bool idle, spins;
 
 	do
-	:: t = mem[TAIL];
+	:: if
+		:: spins = 1
+		:: spins = 0
+		fi;
+		d_step {
+			spins || event;		/* epoll_wait */
+			busy_wait = !spins && idle && !news && !kicking;
+			assert(!busy_wait);
+			idle = 0
+		};
+turn:		atomic {
+			news = 0;
+			if
+			:: armed && mem[ARMED] == 2 ->
+				armed = 0;
+				count = 1;
+				put(0, ARMED, 0)
+			:: else
+			fi
+		};
+		t = mem[TAIL];
 		do
 		:: got < t ->
 			d_step {
 				got++;
+				n = 1;
 				stale_entry = mem[ENTRY(got)] != got;
 				assert(!stale_entry)
 			}
@@ -248,39 +273,30 @@ proctype client()
 		t = 0;
 		if
 		:: got == N -> break
-		:: else
-		fi;
+		:: got < N && n -> n = 0	/* the caller has something */
+		:: else ->
+			if
+			:: count -> d_step { event = 0; count = 0 }
+			:: else
+			fi;
+			if
+			:: !armed ->
+				armed = 1;
 #ifdef PLAIN_FLAG
-		put(0, ARMED, 1);
+				put(0, ARMED, 1)
 #else
-		xchg(0, ARMED, 1);
+				xchg(0, ARMED, 1)
 #endif
+			:: else
+			fi;
 #ifndef NO_REREAD
-		if
-		:: mem[TAIL] != got -> goto awake
-		:: else
-		fi;
+			if
+			:: mem[TAIL] != got -> goto turn
+			:: else
+			fi;
 #endif
-		d_step {
-			event;			/* poll */
-			busy_wait = !written;
-			assert(!busy_wait);
-			written = 0
-		};
-awake:		atomic {
-			bn[0] == 0;
-			old = mem[ARMED];
-			mem[ARMED] = 0
-		};
-		if
-#ifdef DRAIN_ON_2
-		:: old == 2 -> event = 0
-#else
-		:: old != 0 -> event = 0
-#endif
-		:: else
-		fi;
-		old = 0
+			idle = 1
+		fi
 	od
 }
 
