@@ -291,7 +291,8 @@ static int check_frame(const struct mm_pool *p, uint32_t f,
 		return broken(e, "frame %u is in state %u outside of a call", f,
 			      st);
 	}
-	if (!m->page || m->owner)
+	if ((!m->page && !(st == FRAME_LOADING && m->flags & FMETA_READ)) ||
+	    m->owner)
 		return broken(e, "frame %u in state %u is no page's", f, st);
 	return 0;
 }

@@ -8,6 +8,8 @@
  *	waiting	 it has no frame yet: in pool->load_wait, the copy still NONE
  *	loading	 frame and I/O are out, the copy LOADING
  *	over	 the copy READY, or NONE again
+ *	abandoned loading, but somebody published the page meanwhile: the copy
+ *		 is what that made it, and the frame goes back with the I/O
  *
  * and holds a reference on the copy it reads from all along. copy.flight leads
  * to it in the first two.
@@ -80,7 +82,9 @@ struct fetch_op {
  * @give_up_ns:	until when it waits for a frame
  * @deadline_ns: of the latest waiter
  * @began:	the node took the I/O
+ * @answered:	the I/O said that it failed or is late
  * @arrived:	READY
+ * @abandoned:	the page is not its any more, the frame is
  */
 struct flight {
 	struct list	link;
@@ -90,7 +94,7 @@ struct flight {
 	struct mm_node	*from, *to;
 	uint32_t	from_frame, frame;
 	uint64_t	give_up_ns, deadline_ns;
-	bool		began, arrived;
+	bool		began, answered, arrived, abandoned;
 	const void	*src;
 	struct node_io	io;
 	struct work	copy;
@@ -206,7 +210,8 @@ static void flight_end(struct flight *fl, int result)
 		list_del(&fl->pool_link);
 		p->want--;
 	} else if (!fl->arrived) {
-		copy_set_state(fl->pg, fl->to, COPY_NONE);
+		if (!fl->abandoned)
+			copy_set_state(fl->pg, fl->to, COPY_NONE);
 		frame_put(p, fl->frame);
 		freed = true;
 		source_judge(fl, result);
@@ -226,7 +231,8 @@ static void flight_arrive(struct flight *fl)
 	struct copy *c = page_copy(pg, fl->to);
 	bool wanted = !list_empty(&fl->waiters);
 
-	if ((pg->flags & PAGE_BAD) || (c->flags & COPY_DOOMED))
+	if (fl->abandoned || (pg->flags & PAGE_BAD) ||
+	    (c->flags & COPY_DOOMED))
 		return;
 	if (!wanted) {
 		fl->to->c.pgload_late++;
@@ -255,6 +261,7 @@ static void read_done(struct node_io *io, int result)
 {
 	struct flight *fl = io->arg;
 
+	fl->answered = true;
 	if (result_good(fl, result))
 		flight_arrive(fl);
 	else if (result != -ECANCELED)	/* whoever joined since: see below */
@@ -270,10 +277,28 @@ static void read_release(struct node_io *io)
 	if (io->late && !fl->arrived && result_good(fl, io->result))
 		flight_arrive(fl);
 	if (io->result == -ECANCELED && !list_empty(&fl->waiters) &&
-	    !fl->to->mm->stopping)
+	    !fl->abandoned && !fl->to->mm->stopping)
 		flight_submit(fl);
 	else
 		flight_end(fl, io->result);
+}
+
+bool fetch_abandon(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+	struct frame_meta *m = &page_pool(pg, nd)->meta[c->frame];
+	struct flight *fl = c->flight;
+
+	if (c->state != COPY_LOADING)
+		return false;
+	if (!fl->answered && !list_empty(&fl->waiters))
+		return false;
+	fl->abandoned = true;
+	c->flight = NULL;
+	m->page = NULL;
+	m->flags = FMETA_READ;
+	copy_set_state(pg, nd, COPY_NONE);
+	return true;
 }
 
 static void copy_fn(struct work *w)
@@ -322,6 +347,7 @@ static void flight_submit(struct flight *fl)
 	}
 	err = node_submit(fl->from->node, &fl->io);
 	fl->began = !err;
+	fl->answered = false;
 	if (err)
 		flight_end(fl, err);
 }
@@ -455,13 +481,22 @@ static int flight_new(struct fetch_wait *w, struct page *pg,
 
 /* -- operations ---------------------------------------------------------------- */
 
-/* Take one page of an operation off its flight. */
-static void wait_leave(struct fetch_wait *w)
+/*
+ * Take one page of an operation off its flight. It may be there by now: a
+ * publish does not wake who waits for a frame or hangs on an abandoned read.
+ */
+static void wait_leave(struct fetch_wait *w, int32_t result)
 {
 	struct flight *fl = w->fl;
+	struct page *pg = fl->pg;
 
 	list_del(&w->link);
 	w->fl = NULL;
+	if (page_copy(pg, fl->to)->state == COPY_READY &&
+	    !(pg->flags & PAGE_BAD))
+		result_ready(w->fo->pool, pg, wait_result(w));
+	else
+		wait_result(w)->result = result;
 	if (!list_empty(&fl->waiters))
 		return;
 	if (!fl->frame)
@@ -474,12 +509,9 @@ static void fetch_leave(struct fetch_op *fo, int32_t result)
 {
 	uint32_t i;
 
-	for (i = 0; i < fo->n; i++) {
-		if (!fo->wait[i].fl)
-			continue;
-		wait_leave(&fo->wait[i]);
-		fo->res[i].result = result;
-	}
+	for (i = 0; i < fo->n; i++)
+		if (fo->wait[i].fl)
+			wait_leave(&fo->wait[i], result);
 }
 
 /* Nothing was done to any page: no frame goes out. */

@@ -190,6 +190,7 @@ struct frame_meta {
 #define FMETA_PUB	1u	/* a publish of it is pending */
 #define FMETA_FREE	2u	/* freed, waits for its step */
 #define FMETA_ZERO	4u	/* QUARANTINE: a worker zeroes it */
+#define FMETA_READ	8u	/* LOADING, no page: an abandoned read has it */
 
 /**
  * struct mm_pool - (space, class, node)
@@ -670,6 +671,11 @@ void page_drop_copy(struct page *pg, struct mm_node *nd);
 void page_drop_all(struct page *pg);
 uint64_t fetch_run(struct mm *mm, uint64_t now_ns);
 void fetch_frames_came(struct mm_pool *p);
+/*
+ * Somebody has @pg's bytes in a frame of his own: give a read up that is late or
+ * that nobody waits for. True: the copy is NONE now, the read keeps its frame.
+ */
+bool fetch_abandon(struct page *pg, struct mm_node *nd);
 /* Empty the extent of @p touched longest ago; 0 begun, -EBUSY, -ENOENT. */
 int pool_evacuate(struct mm_pool *p);
 /* @p ends: whatever was being emptied of it is pool_end()'s now. */

@@ -261,7 +261,8 @@ static enum pub_wait pub_try(struct pub_op *op, uint32_t i,
 	pg = page_find(sp, pub->group, key);
 	if (pg && pg->copy[nd->ix].state == COPY_READY)
 		return pub_exists(op, i, pg);
-	if (pg && pg->copy[nd->ix].state != COPY_NONE)
+	if (pg && pg->copy[nd->ix].state != COPY_NONE &&
+	    !fetch_abandon(pg, nd))
 		return PUB_LOAD;
 	*blocker = pending_find(sp, pub->group, key);
 	if (*blocker && *blocker != en)

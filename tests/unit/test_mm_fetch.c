@@ -237,6 +237,31 @@ static void a_late_read_can_be_joined(void **state)
 	rig_check(r);
 }
 
+/* Who computed the page need not wait for a device that stalls. */
+static void a_publish_does_not_wait_for_a_late_read(void **state)
+{
+	struct rig_answer a;
+	struct page *pg;
+
+	lower_chain(1, 2);
+	r->blk->hold[NODE_READ] = true;
+	assert_true(rig_answer(r, rig_fetch(r, RIG_FULL, 1, 0, 2, 20), 1000,
+			       &a));
+	rig_run(r, 30);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 2), 2);
+	rig_check(r);
+	/* the frames of the reads are not free before they are over */
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_loading, 2);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 2), 2);
+	r->blk->hold[NODE_READ] = false;
+	rig_settle(r, 1000);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_loading, 0);
+	pg = rig_page(r, RIG_FULL, 1, 1);
+	assert_int_equal(pg->copy[RIG_DRAM].state, COPY_READY);
+	assert_int_equal(pg->copy[RIG_NVME].refs, 0);
+	rig_check(r);
+}
+
 static void a_late_read_that_fails_gives_its_frame_back(void **state)
 {
 	struct rig_answer a;
@@ -699,6 +724,7 @@ int main(void)
 		T(each_waiter_is_answered_at_its_own_deadline),
 		T(a_stalled_node_makes_misses_in_time),
 		T(a_late_read_can_be_joined),
+		T(a_publish_does_not_wait_for_a_late_read),
 		T(a_late_read_that_fails_gives_its_frame_back),
 		T(a_deadline_in_the_past_misses_at_once),
 		T(cancel_takes_back_what_was_not_started),
