@@ -86,6 +86,9 @@ static inline void rig_init(struct rig *r)
 	r->o.seg_bytes = MIB;
 	r->o.engine = test_engine;
 	r->o.zero_bytes_s = UINT64_C(1) << 40;
+	/* the disk is everybody's: slow is no failure but where a test says */
+	r->o.io_timeout_ns = 20000 * MSEC;
+	r->o.queue_timeout_ns = 60000 * MSEC;
 }
 
 /*
@@ -131,7 +134,14 @@ static inline void rig_poll(struct rig *r, int ms)
 
 static inline void rig_make(struct rig *r)
 {
-	assert_int_equal(nvme_create(&r->o, r->pool, &r->n), 0);
+	int err = nvme_create(&r->o, r->pool, &r->n);
+
+	if (test_engine == NVME_ENGINE_URING &&
+	    (err == -ENOSYS || err == -EPERM)) {
+		print_message("# io_uring is refused here\n");
+		skip();
+	}
+	assert_int_equal(err, 0);
 }
 
 static inline void rig_open(struct rig *r)
@@ -210,6 +220,7 @@ static inline int op_write(struct rig *r, struct node_slot *slot, void *addr,
 	struct op op;
 	int err;
 
+	*crc = 0;
 	assert_int_equal(node_slot_alloc(r->n, len, slot), 0);
 	op_init(&op, NODE_WRITE, slot, addr, len, id);
 	err = node_submit(r->n, &op.io);
@@ -253,7 +264,7 @@ static inline void assert_filled(const void *addr, uint32_t len, uint64_t seed)
 	assert_memory_equal(addr, want, len);
 }
 
-/* Run @tests once for each engine; 77 when io_uring is all there is not. */
+/* Run @tests once for each engine. */
 #define run_on_both_engines(tests) ({					\
 	int __failed = 0;						\
 									\
