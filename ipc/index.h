@@ -6,12 +6,15 @@
  * says about a frame is checked against the frame's word after pinning.
  *
  * Shape. Lines stand in buckets of four (256 bytes). A page has two candidate
- * buckets; its home line is the one the hash names in the first, and probing
- * goes round that bucket from there, then round the second bucket: at most
- * %INDEX_PROBES lines. So a hit nearly always costs one line, and nobody who
- * chooses keys can make a reader walk. The same page has one line per mappable
- * node that holds it (@node = the node), and one line with @node =
- * %INDEX_NODE_BELOW as soon as a node that cannot be mapped holds it.
+ * buckets, and in each the hash names one line: its home and its other line.
+ * The writer keeps nearly every page in one of these two, so that a reader of
+ * many pages can fetch them ahead of time (index_turn()); what finds no place
+ * there stands elsewhere in the two buckets. Probing goes round the first bucket
+ * from the home line, then round the second from the other line: at most
+ * %INDEX_PROBES lines, so nobody who chooses keys can make a reader walk. The
+ * same page has one line per mappable node that holds it (@node = the node),
+ * and one line with @node = %INDEX_NODE_BELOW as soon as a node that cannot be
+ * mapped holds it.
  *
  * Versions. word0 holds a 32-bit version, odd while the daemon writes. A writer
  * stores word0 odd, then the other words with release, then word0 even with
@@ -91,7 +94,7 @@ static inline uint64_t index_bytes(uint64_t nr_lines)
 /**
  * struct index_hash - where a page's lines may be
  * @home:	home line
- * @other:	first line of the second bucket
+ * @other:	its line in the second bucket
  */
 struct index_hash {
 	uint64_t home;
@@ -107,9 +110,9 @@ static inline struct index_hash index_hash(uint64_t nr_lines,
 			     (uint32_t)group << 8 | node);
 	uint64_t mask = nr_lines - 1;
 	uint64_t a = h & mask;
-	uint64_t b = (h >> 32 ^ h << 13) & mask & ~(uint64_t)(INDEX_BUCKET - 1);
+	uint64_t b = (h >> 32 ^ h << 13) & mask;
 
-	if (b == (a & ~(uint64_t)(INDEX_BUCKET - 1)))
+	if ((a ^ b) < INDEX_BUCKET)
 		b = (b + INDEX_BUCKET) & mask;
 	return (struct index_hash){ .home = a, .other = b };
 }
@@ -117,10 +120,28 @@ static inline struct index_hash index_hash(uint64_t nr_lines,
 /* The i-th line to probe, 0 <= i < INDEX_PROBES. */
 static inline uint64_t index_probe(struct index_hash h, unsigned int i)
 {
-	if (i < INDEX_BUCKET)
-		return (h.home & ~(uint64_t)(INDEX_BUCKET - 1)) |
-		       ((h.home + i) & (INDEX_BUCKET - 1));
-	return h.other + (i - INDEX_BUCKET);
+	uint64_t at = i < INDEX_BUCKET ? h.home : h.other;
+
+	return (at & ~(uint64_t)(INDEX_BUCKET - 1)) |
+	       ((at + i) & (INDEX_BUCKET - 1));
+}
+
+/*
+ * A second look, for readers that have prefetched the home line: if the page is
+ * not there, probe the other bucket first, whose line is worth prefetching then.
+ * A guess from one word, read without the version; probing decides. No branch:
+ * one page in four is not at home in a table half full.
+ */
+static inline struct index_hash index_turn(const struct index *ix,
+					   struct index_hash h,
+					   const uint64_t key[4])
+{
+	uint64_t there = atomic_load_explicit(&ix->line[h.home].key[0],
+					      memory_order_relaxed);
+	uint64_t away = (h.home ^ h.other) & -(uint64_t)(there != key[0]);
+
+	return (struct index_hash){ .home = h.home ^ away,
+				    .other = h.other ^ away };
 }
 
 static inline uint64_t index_word0(uint32_t version, uint16_t group,

@@ -2,13 +2,14 @@
 /*
  * The writer of a space's index; ipc/index.h has the readers and the layout.
  *
- * Where a line goes. Its home if that is free: a reader that prefetched it
- * needs no other. Else the emptier of its two buckets, which keeps both from
- * filling up at the same time; at half load that happens about once in ten
- * thousand pages, and then one of the eight occupants nearly always has room in
- * its own other bucket and is moved there. What still finds no place pushes
- * another line out: that page is a miss for clients until it is set again, and
- * is counted.
+ * Where a line goes. Its home if that is free, else its other line: these two a
+ * reader prefetches. If both are taken, one of the two occupants often has its
+ * own second line free and is moved there. Else the emptier of the two buckets,
+ * which keeps both from filling up at the same time. At half load two lines in a
+ * hundred end up there, and once in ten thousand pages both buckets are full;
+ * then one of the eight occupants nearly always has room in its own two and is
+ * moved. What still finds no place pushes another line out: that page is a miss
+ * for clients until it is set again, and is counted.
  *
  * A move writes the new place before it clears the old one, so that a reader
  * that probes in between sees the page at least once; seeing it twice does no
@@ -143,42 +144,64 @@ static unsigned int bucket_free(struct index *ix, struct index_hash h,
 	return n;
 }
 
-static struct index_line *place_free(struct index *ix, struct index_hash h)
+/* Its home or its other line. */
+static struct index_line *place_near(struct index *ix, struct index_hash h)
 {
-	struct index_line *a, *b;
-	unsigned int nr_a;
-
 	if (!line_used(&ix->line[h.home]))
 		return &ix->line[h.home];
-	nr_a = bucket_free(ix, h, 0, &a);
+	if (!line_used(&ix->line[h.other]))
+		return &ix->line[h.other];
+	return NULL;
+}
+
+static struct index_line *place_far(struct index *ix, struct index_hash h)
+{
+	struct index_line *a, *b;
+	unsigned int nr_a = bucket_free(ix, h, 0, &a);
+
 	return bucket_free(ix, h, INDEX_BUCKET, &b) > nr_a ? b : a;
 }
 
-/* Both buckets are full: move one of the eight to its own other bucket. */
-static struct index_line *place_move(struct index *ix, struct index_hash h)
+/* Make room in @l by moving its page; @far: also away from its two lines. */
+static bool move_away(struct index *ix, struct index_line *l, bool far)
 {
-	unsigned int i;
+	struct index_line *to;
+	struct index_hash h;
+	struct line_val v;
 
-	for (i = 0; i < INDEX_PROBES; i++) {
-		struct index_line *l = &ix->line[index_probe(h, i)], *to;
-		struct line_val v;
-
-		line_read(l, &v);
-		to = place_free(ix, hash_of(ix, v.key, v.group, v.node));
-		if (!to)
-			continue;
-		line_write(to, &v);
-		line_clear(l);
-		return l;
-	}
-	return NULL;
+	line_read(l, &v);
+	h = hash_of(ix, v.key, v.group, v.node);
+	to = place_near(ix, h);
+	if (!to && far)
+		to = place_far(ix, h);
+	if (!to)
+		return false;
+	line_write(to, &v);
+	line_clear(l);
+	return true;
 }
 
 static struct index_line *place(struct index *ix, struct index_hash h)
 {
-	struct index_line *l = place_free(ix, h);
+	struct index_line *l = place_near(ix, h);
+	unsigned int i;
 
-	return l ? l : place_move(ix, h);
+	if (l)
+		return l;
+	if (move_away(ix, &ix->line[h.home], false))
+		return &ix->line[h.home];
+	if (move_away(ix, &ix->line[h.other], false))
+		return &ix->line[h.other];
+	l = place_far(ix, h);
+	if (l)
+		return l;
+	/* Both buckets are full: move one of the eight. */
+	for (i = 0; i < INDEX_PROBES; i++) {
+		l = &ix->line[index_probe(h, i)];
+		if (move_away(ix, l, true))
+			return l;
+	}
+	return NULL;
 }
 
 /* -- life ------------------------------------------------------------------ */
