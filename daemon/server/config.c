@@ -163,13 +163,15 @@ static int set_string(struct parse *p, const struct key *k, json_t *v,
 	return 0;
 }
 
+#define NAME_CHARS	"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" \
+			"0123456789._-"
+
 /* Names go into status lines, descriptors of systemd and hashes: keep plain. */
 static int set_name(struct parse *p, const struct key *k, json_t *v, void *obj)
 {
 	const char *s = json_string_value(v);
 
-	if (!s || strspn(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-			    "0123456789._-") != json_string_length(v))
+	if (!s || strspn(s, NAME_CHARS) != json_string_length(v))
 		return fail_value(p, k, v);
 	return set_string(p, k, v, obj);
 }
@@ -428,9 +430,10 @@ static void socket_name(struct config_socket *s)
 
 	n = min(n, sizeof(s->name) - 1);
 	for (i = 0; i < n; i++)
-		s->name[i] = base[i] > ' ' && base[i] < 0x7f && base[i] != ':'
-				? base[i] : '_';
+		s->name[i] = strchr(NAME_CHARS, base[i]) ? base[i] : '_';
 	s->name[n] = '\0';
+	if (!n)
+		strcpy(s->name, "socket");
 }
 
 static int judge_socket(struct parse *p, unsigned int ix)
