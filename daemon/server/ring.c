@@ -142,6 +142,24 @@ static void answer_free(struct answer *a)
 	free(a);
 }
 
+/*
+ * Room for @n slots? The head that was last seen will do nearly always; the
+ * client's own is on a line that it has just written.
+ */
+static bool ring_room(struct ring *r, uint32_t n)
+{
+	uint32_t head;
+
+	if (LEDGER_CQ_ENTRIES - (r->cq_tail - r->cq_seen) >= n)
+		return true;
+	/* acquire: pairs with the client's release: it has read those slots */
+	head = atomic_load_explicit(&r->ledger->cq.head, memory_order_acquire);
+	if (r->cq_tail - head > LEDGER_CQ_ENTRIES)
+		return false;		/* a lie, see ring_reap() */
+	r->cq_seen = head;
+	return LEDGER_CQ_ENTRIES - (r->cq_tail - head) >= n;
+}
+
 /* Into the ring: head and results first, then the tail, all at once. */
 static void ring_place(struct ring *r, const struct ring_cqe *cqe,
 		       const struct ring_result *res)
@@ -230,9 +248,7 @@ void ring_complete(struct session *ss, struct mm_win *win,
 		drop_refs(win, cqe, res);
 		return;
 	}
-	room = list_empty(&r->backlog) &&
-	       ring_has_room(&r->ledger->cq, LEDGER_CQ_ENTRIES, r->cq_tail,
-			     slots);
+	room = list_empty(&r->backlog) && ring_room(r, slots);
 	if (refs || !room) {
 		a = answer_new(refs ? win : NULL, cqe, res);
 		if (!a) {
@@ -265,8 +281,7 @@ static bool backlog_flush(struct ring *r)
 	while ((a = list_first(&r->backlog, struct answer, link))) {
 		uint32_t slots = answer_slots(a->cqe.n);
 
-		if (!ring_has_room(&r->ledger->cq, LEDGER_CQ_ENTRIES,
-				   r->cq_tail, slots))
+		if (!ring_room(r, slots))
 			break;
 		ring_place(r, &a->cqe, a->res);
 		r->backlog_slots -= slots;
@@ -528,6 +543,7 @@ unsigned int ring_poll(struct session *ss)
 {
 	struct ring *r = &ss->ring;
 	uint32_t pending = ring_pending(&r->ledger->sq, r->sq_head);
+	uint64_t arena = r->arena_head;
 	uint32_t done, pages = 0;
 
 	if (ring_blocked(ss))
@@ -551,8 +567,9 @@ unsigned int ring_poll(struct session *ss)
 	}
 	r->submissions += done;
 	/* release: the client may write there again once it sees these */
-	atomic_store_explicit(&r->ledger->arena_head, r->arena_head,
-			      memory_order_release);
+	if (r->arena_head != arena)
+		atomic_store_explicit(&r->ledger->arena_head, r->arena_head,
+				      memory_order_release);
 	atomic_store_explicit(&r->ledger->sq.head, r->sq_head,
 			      memory_order_release);
 	if (ss->watch_ix >= 0)

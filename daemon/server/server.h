@@ -123,6 +123,8 @@ struct listener {
  * Cursors here are the truth; those in the ledger are what the client is told.
  *
  * @sq, @cq, @arena: into the ledger, from the daemon's own arithmetic
+ * @cq_seen:	completion head as last looked at for room; @cq_head is the one
+ *		up to which references have ended
  * @held:	completions in the ring whose frames still carry a hand-over
  *		reference, oldest first
  * @backlog:	completions that did not fit
@@ -136,7 +138,7 @@ struct ring {
 	struct ring_sqe	*sq;
 	struct ring_cqe	*cq;
 	const uint8_t	*arena;
-	uint32_t	sq_head, cq_tail, cq_head;
+	uint32_t	sq_head, cq_tail, cq_head, cq_seen;
 	uint64_t	arena_head;
 	struct list	held, backlog;
 	uint32_t	backlog_slots;
