@@ -600,12 +600,15 @@ void kvmm_req_abandon(struct kvmm_req *rq);
 void kvmm_pin(struct kvmm_view *v, uint32_t frame);
 void kvmm_unpin(struct kvmm_view *v, uint32_t frame);
 
+/* Look pages [@lo, @hi) of @g up. */
+void kvmm_look(struct kvmm_att *a, struct kvmm_mset *m, struct kvmm_mgroup *g,
+	       uint32_t lo, uint32_t hi);
 /*
- * Look pages [@lo, @hi) of @g up; with @stop end at the first that is nowhere.
- * Returns the first page not looked up.
+ * Look pages [0, @hi) up, as far as the first that is nowhere; with @pin, pin
+ * them as long as they are HIT. Returns the first page not looked up.
  */
-uint32_t kvmm_look(struct kvmm_att *a, struct kvmm_mset *m,
-		   struct kvmm_mgroup *g, uint32_t lo, uint32_t hi, bool stop);
+uint32_t kvmm_look_lead(struct kvmm_att *a, struct kvmm_mset *m,
+			struct kvmm_mgroup *g, uint32_t hi, bool pin);
 /*
  * Pin those of [@lo, @hi) that are HIT and not pinned, and check them. The
  * first that fails is read again once, and pinned again if the line moved;

@@ -194,7 +194,7 @@ static uint32_t fit_window(struct kvmm_att *a, struct kvmm_mset *m,
 		uint32_t lo, hi, i;
 
 		kvmm_mgroup_need(g, n, &lo, &hi);
-		kvmm_look(a, m, g, lo, hi, false);
+		kvmm_look(a, m, g, lo, hi);
 		for (i = hi; i > lo && page_ok(&p[i - 1], here); i--)
 			;
 		if (i == lo)
@@ -211,7 +211,7 @@ static uint32_t fit_last(struct kvmm_att *a, struct kvmm_mset *m,
 	for (; n; n--) {
 		uint32_t i = n * g->ratio - 1;
 
-		kvmm_look(a, m, g, i, i + 1, false);
+		kvmm_look(a, m, g, i, i + 1);
 		if (page_ok(&m->page[g->first + i], here))
 			break;
 	}
@@ -281,9 +281,11 @@ static void count_lead(const struct kvmm_mset *m, struct kvmm_mgroup *g,
 
 /*
  * FULL groups are looked up whole, and each only as far as those before it
- * allow; the others only where the rule asks.
+ * allow; the others only where the rule asks. FULL pages are pinned on the way,
+ * while their words are still in the cache: nearly always they will be needed,
+ * and pin_all() gives back what is not.
  */
-static void look_all(struct kvmm_att *a, struct kvmm_mset *m)
+static void look_all(struct kvmm_att *a, struct kvmm_mset *m, bool pin)
 {
 	uint32_t n = m->max_units;
 	unsigned int i;
@@ -293,10 +295,10 @@ static void look_all(struct kvmm_att *a, struct kvmm_mset *m)
 		uint32_t hi = n * g->ratio;
 
 		if (g->rule == KVMM_BLOB)
-			kvmm_look(a, m, g, 0, 1, false);
+			kvmm_look(a, m, g, 0, 1);
 		if (g->rule != KVMM_FULL)
 			continue;
-		hi = kvmm_look(a, m, g, 0, hi, true);
+		hi = kvmm_look_lead(a, m, g, hi, pin);
 		count_lead(m, g, hi);
 		n = fit(a, m, g, n, false);
 	}
@@ -573,7 +575,7 @@ int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
 		err = kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
 	if (!err) {
 		if (answers(rq))
-			look_all(rq->att, &rq->p);
+			look_all(rq->att, &rq->p, false);
 		match_out(&rq->p, rq->att ? rq->att->era : NULL, m);
 	}
 	kvmm_unlock(&rq->lock);
@@ -604,7 +606,7 @@ int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 	if (err)
 		goto out_unlock;
 	if (answers(rq) && !set->blind) {
-		look_all(rq->att, set);
+		look_all(rq->att, set, true);
 		pin_all(rq->att, set);
 	}
 	/* what both matches have is never without a pin */

@@ -5,12 +5,17 @@
  * and what is done here is mostly to have them at the same time:
  *
  *   pass 1	hash the keys, prefetch their home lines
- *   pass 2	read the lines, prefetch the frames' words and pins
- *   pass 3	count all pins
- *   pass 4	load all words and compare them
+ *   pass 2	prefetch the frames' words and pins, or where the home line is
+ *		another page's, the lines after it
+ *   pass 3	read the lines
+ *   pass 4	count all pins
+ *   pass 5	load all words and compare them
  *
- * Passes 1 and 2 run as a pipeline of %AHEAD keys, so that a chain that ends
- * early costs no more than that; 3 and 4 run over what was found.
+ * all over a block of keys at a time. Each prefetch misses the TLB, too, and
+ * stays in the pipeline until its page walk is done: so they stand in loops of
+ * their own, where as many as the core can walk are under way at once. (A
+ * software pipeline, with a key's hash and another one's line between two
+ * prefetches, took four times as long.)
  *
  * The pin protocol (ipc/frame.h): the increment and the load are seq_cst, and
  * so are the daemon's exchange of the word and its loads of the pins. In their
@@ -20,7 +25,13 @@
  */
 #include "libkvmm/lib.h"
 
-#define AHEAD	32		/* keys between the passes 1 and 2; measured */
+/*
+ * Keys of a block: enough to have many misses at once, few enough that what was
+ * fetched is still in the first cache when it is used. A chain that is not
+ * there ends in its first block, which is smaller.
+ */
+#define BLOCK		64
+#define FIRST_BLOCK	16
 
 /* -- pins -------------------------------------------------------------------- */
 
@@ -107,12 +118,8 @@ static inline void page_found(struct kvmm_mset *m, const struct kvmm_mgroup *g,
 	p->state = KVMM_HIT;
 	if (unlikely(!v))
 		return;			/* a peek without a window */
-	if (likely(kvmm_view_mapped(v, h->frame))) {
-		/* loads: baseline x86-64 has no prefetch for writing */
-		__builtin_prefetch((const void *)&v->word[h->frame], 0, 3);
-		__builtin_prefetch((const void *)&v->pins[h->frame], 1, 3);
+	if (likely(kvmm_view_mapped(v, h->frame)))
 		return;
-	}
 	p->frame = 0;
 	p->state = KVMM_PENDING;
 	m->sync_wanted = true;
@@ -169,56 +176,138 @@ static inline const struct kvmm_ixmap *att_index(struct kvmm_att *a)
 	return atomic_load(&a->index);
 }
 
-static void look_one(struct kvmm_att *a, const struct kvmm_ixmap *x,
-		     struct kvmm_mset *m, const struct kvmm_mgroup *g,
-		     struct index_hash at, uint32_t i)
+/* Not on its home line. */
+static __attribute__((noinline)) void
+look_on(struct kvmm_att *a, const struct kvmm_ixmap *x, struct kvmm_mset *m,
+	const struct kvmm_mgroup *g, uint32_t i)
 {
-	struct kvmm_page *p = &m->page[i];
 	const uint64_t *key = m->key[i];
 	struct index_hit h;
 
-	if (likely(index_find(x->ix, at, key, g->group, m->node, &h)))
-		page_found(m, g, p, &h);
+	if (index_find(x->ix, index_hash(x->nr_lines, x->seed, key, g->group,
+					 m->node),
+		       key, g->group, m->node, &h))
+		page_found(m, g, &m->page[i], &h);
 	else
-		page_elsewhere(a, x, m, g, key, p);
+		page_elsewhere(a, x, m, g, key, &m->page[i]);
 }
 
-uint32_t kvmm_look(struct kvmm_att *a, struct kvmm_mset *m,
-		   struct kvmm_mgroup *g, uint32_t lo, uint32_t hi, bool stop)
+/**
+ * struct look - a block of keys on its way through the passes
+ * @frame:	as the home line says, which is a guess until the line is read
+ */
+struct look {
+	uint64_t	home[BLOCK];
+	uint32_t	frame[BLOCK];
+};
+
+/* Pass 1. */
+static void look_hash(const struct kvmm_ixmap *x, uint64_t (*key)[4],
+		      uint16_t group, uint8_t node, uint32_t n, struct look *b)
 {
-	const struct kvmm_ixmap *x = att_index(a);
-	struct index_hash at[AHEAD];
-	uint32_t i, j = lo;
+	const struct index_line *line = x->ix->line;
+	uint32_t i;
 
-	for (i = lo; i < hi; i++) {
-		for (; j < hi && j < i + AHEAD; j++) {
-			struct index_hash h =
-				index_hash(x->nr_lines, x->seed,
-					   m->key[g->first + j], g->group,
-					   m->node);
+	for (i = 0; i < n; i++)
+		b->home[i] = index_hash(x->nr_lines, x->seed, key[i], group,
+					node).home;
+	for (i = 0; i < n; i++)
+		__builtin_prefetch(&line[b->home[i]], 0, 3);
+}
 
-			__builtin_prefetch(&x->ix->line[h.home], 0, 3);
-			at[j % AHEAD] = h;
-		}
-		if (m->page[g->first + i].state != PAGE_UNKNOWN)
+/* Pass 2: where is the frame, if the home line is the page's? */
+static void look_frames(const struct kvmm_ixmap *x, uint64_t (*key)[4],
+			const struct kvmm_view *v, uint32_t n, struct look *b)
+{
+	const struct index_line *line = x->ix->line;
+	uint32_t i;
+
+	for (i = 0; i < n; i++) {
+		const struct index_line *l = &line[b->home[i]];
+		uint32_t f = (uint32_t)atomic_load_explicit(&l->frame,
+						memory_order_relaxed);
+		bool same = atomic_load_explicit(&l->key[0],
+						 memory_order_relaxed) ==
+			    key[i][0];
+
+		/* without a branch, which would be a guess wrong too often */
+		b->frame[i] = (same & (f < v->max_frames)) ? f : 0;
+	}
+	for (i = 0; i < n; i++)
+		__builtin_prefetch((const void *)&v->word[b->frame[i]], 0, 3);
+	for (i = 0; i < n; i++)
+		__builtin_prefetch((const void *)&v->pins[b->frame[i]], 1, 3);
+	for (i = 0; i < n; i++) {
+		const struct index_hash h = { .home = b->home[i] };
+
+		if (likely(b->frame[i]))
 			continue;
-		look_one(a, x, m, g, at[i % AHEAD], g->first + i);
-		if (stop && m->page[g->first + i].state == KVMM_MISS)
+		__builtin_prefetch(&line[index_probe(h, 1)], 0, 3);
+		__builtin_prefetch(&line[index_probe(h, 2)], 0, 3);
+	}
+}
+
+/*
+ * One block of at most %BLOCK pages, all three passes. Flat: what is called for
+ * each page must not be a call.
+ */
+static __attribute__((flatten)) uint32_t
+look_block(struct kvmm_att *a, const struct kvmm_ixmap *x, struct kvmm_mset *m,
+	   const struct kvmm_mgroup *g, uint32_t lo, uint32_t n, bool stop)
+{
+	struct kvmm_page *p = &m->page[g->first + lo];
+	uint64_t (*key)[4] = m->key + g->first + lo;
+	struct look b;
+	uint32_t i;
+
+	look_hash(x, key, g->group, m->node, n, &b);
+	if (g->view)
+		look_frames(x, key, g->view, n, &b);
+	for (i = 0; i < n; i++) {
+		struct index_hit h;
+
+		if (p[i].state != PAGE_UNKNOWN)
+			continue;
+		if (likely(index_read_line(&x->ix->line[b.home[i]], key[i],
+					   g->group, m->node, &h)))
+			page_found(m, g, &p[i], &h);
+		else
+			look_on(a, x, m, g, g->first + lo + i);
+		if (stop && p[i].state == KVMM_MISS)
 			return i + 1;
+	}
+	return n;
+}
+
+void kvmm_look(struct kvmm_att *a, struct kvmm_mset *m, struct kvmm_mgroup *g,
+	       uint32_t lo, uint32_t hi)
+{
+	uint32_t n;
+
+	for (; lo < hi; lo += n) {
+		n = min(hi - lo, (uint32_t)BLOCK);
+		look_block(a, att_index(a), m, g, lo, n, false);
+	}
+}
+
+uint32_t kvmm_look_lead(struct kvmm_att *a, struct kvmm_mset *m,
+			struct kvmm_mgroup *g, uint32_t hi, bool pin)
+{
+	uint32_t lo, n, want = FIRST_BLOCK, got;
+
+	for (lo = 0; lo < hi; lo += got, want = BLOCK) {
+		n = min(hi - lo, want);
+		got = look_block(a, att_index(a), m, g, lo, n, true);
+		if (pin)
+			pin = kvmm_pin_range(a, m, g, lo, lo + got) ==
+			      lo + got;
+		if (m->page[g->first + lo + got - 1].state == KVMM_MISS)
+			return lo + got;
 	}
 	return hi;
 }
 
 /* -- pinning ---------------------------------------------------------------------- */
-
-static void look_again(struct kvmm_att *a, struct kvmm_mset *m,
-		       struct kvmm_mgroup *g, uint32_t i)
-{
-	const struct kvmm_ixmap *x = att_index(a);
-
-	look_one(a, x, m, g, index_hash(x->nr_lines, x->seed, m->key[i],
-					g->group, m->node), i);
-}
 
 static bool pin_one(struct kvmm_view *v, struct kvmm_page *p)
 {
@@ -240,7 +329,7 @@ static bool pin_retry(struct kvmm_att *a, struct kvmm_mset *m,
 	struct kvmm_page *p = &m->page[i];
 
 	m->races++;
-	look_again(a, m, g, i);
+	look_on(a, att_index(a), m, g, i);
 	if (p->state != KVMM_HIT)
 		return false;
 	if (pin_one(g->view, p))
