@@ -288,6 +288,8 @@ static void pages_spill_and_come_back(void **state)
 {
 	struct rig_opts o = {
 		.dram_bytes = 128 * 4096, .nvme_bytes = 2048 * 4096,
+		/* on a slow machine, too, wait for writes, do not forget */
+		.direct_reclaim_ns = 2 * NSEC_PER_SEC,
 	};
 	uint32_t c, n = 0;
 
@@ -362,6 +364,7 @@ static void memory_moves_to_the_class_that_needs_it(void **state)
 	struct rig_opts o = {
 		.dram_bytes = 256 * 4096, .nvme_bytes = 4096 * 4096,
 		.extent_bytes = 16 * 4096,
+		.direct_reclaim_ns = 2 * NSEC_PER_SEC,
 	};
 	uint32_t c, n = 0, tries;
 
