@@ -144,7 +144,7 @@ DEMOS		:= $(DEMO_SRC:tests/demo/%.c=$(B)/demo/%)
 all: $(LIBS) $(KVMMD) $(KVMMCTL) $(POLICIES)
 
 # Everything `make check` runs, built but not run.
-tests: all $(TEST_KVMMD) $(TEST_LIB) $(UNIT) $(INTEG) $(FUZZ)
+tests: all $(TEST_KVMMD) $(TEST_LIB) $(UNIT) $(INTEG) $(FUZZ) $(DEMOS)
 
 # These goals install what is missing before anything compiles.
 DEPS	:= $(if $(filter demo check check-long check-model bench,$(MAKECMDGOALS)),deps)

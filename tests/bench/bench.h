@@ -86,6 +86,19 @@ struct bench_ratio {
 void bench_abba(const char *what, unsigned int rounds, bench_fn subject,
 		bench_fn floor, void *arg, struct bench_ratio *r);
 
+/*
+ * CPU time of this thread. For work that never sleeps and makes no system call:
+ * a busy neighbour then costs its share of the caches, but not the CPU that it
+ * took from us.
+ */
+static inline uint64_t bench_cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+	return (uint64_t)ts.tv_sec * NSEC_PER_SEC + (uint64_t)ts.tv_nsec;
+}
+
 /** bench_median() - sorts @v */
 double bench_median(double *v, size_t n);
 

@@ -36,7 +36,7 @@ static double run_subject(void *arg)
 {
 	struct alloc *a = arg;
 	unsigned int i, n = a->batch;
-	uint64_t t = now_ns();
+	uint64_t t = bench_cpu_ns();
 
 	for (i = 0; i < NR_LOOPS; i++) {
 		int err = kvmm_alloc(a->rq, 0, a->c.node, n, a->frame, 0);
@@ -46,7 +46,7 @@ static double run_subject(void *arg)
 		if (err)
 			bench_die(&a->b, "alloc and free", err);
 	}
-	return (double)(now_ns() - t) / NR_LOOPS / n;
+	return (double)(bench_cpu_ns() - t) / NR_LOOPS / n;
 }
 
 static void floor_lock(struct alloc *a)
@@ -67,7 +67,7 @@ static double run_floor(void *arg)
 {
 	struct alloc *a = arg;
 	unsigned int i, n = a->batch;
-	uint64_t t = now_ns();
+	uint64_t t = bench_cpu_ns();
 
 	for (i = 0; i < NR_LOOPS; i++) {
 		floor_lock(a);
@@ -81,7 +81,7 @@ static double run_floor(void *arg)
 		a->top += n;
 		floor_unlock(a);
 	}
-	return (double)(now_ns() - t) / NR_LOOPS / n;
+	return (double)(bench_cpu_ns() - t) / NR_LOOPS / n;
 }
 
 int main(void)

@@ -7,8 +7,10 @@
  * nothing else.
  *
  * wake: both sides asleep; each trip is preceded by a pause long enough for the
- * daemon to go to sleep. Subject: kvmm_ping(), then sleep on kvmm_fd(). Floor:
- * two processes that block in read() of an eventfd each.
+ * daemon to go to sleep. Subject: kvmm_ping(), then kvmm_poll() and sleep on
+ * kvmm_fd() until it is back, as an engine's loop does; kvmm_poll() stays awake
+ * for some 50 us before it lets its caller sleep. Floor: two processes that
+ * block in read() of an eventfd each.
  *
  * Client and peer are pinned to CPUs 0 and 1, the floor's peer to that of
  * kvmmd; on one CPU nothing is pinned and the numbers mean little.

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# The demo in short, and the proof that its verdict can be no: with pages
+# damaged on purpose it must count wrong bytes and fail. And it must leave
+# neither files nor processes, also when it is interrupted.
+set -u
+
+demo=$KVMM_BUILD/demo/demo
+data=$KVMM_SRC/tests/data
+n=0
+failed=0
+
+check() {
+	n=$((n + 1))
+	if [ "$1" -eq 0 ]; then
+		echo "ok $n - $2"
+	else
+		echo "not ok $n - $2"
+		failed=1
+	fi
+}
+
+# A folder of its own, so that what is left behind shows.
+run() {
+	rm -rf "$TMPDIR/demo"
+	mkdir "$TMPDIR/demo"
+	TMPDIR=$TMPDIR/demo "$demo" --quick --data "$data" "$@" \
+		>"$TMPDIR/out" 2>"$TMPDIR/err"
+}
+
+left() {
+	[ -z "$(ls -A "$TMPDIR/demo")" ]
+}
+
+run
+rc=$?
+cat "$TMPDIR/out"
+[ $rc -eq 0 ] || cat "$TMPDIR/err"
+check $rc 'everything holds on an undamaged run'
+left
+check $? 'nothing is left behind'
+
+run --selftest-corrupt
+rc=$?
+[ $rc -eq 1 ] && grep -q '^wrong bytes [1-9]' "$TMPDIR/out"
+check $? 'damaged pages are noticed and make the demo fail'
+left
+check $? 'nothing is left behind after a failure'
+
+TMPDIR_SAVED=$TMPDIR
+(
+	rm -rf "$TMPDIR/demo"
+	mkdir "$TMPDIR/demo"
+	TMPDIR=$TMPDIR_SAVED/demo exec "$demo" --quick --data "$data" \
+		>"$TMPDIR_SAVED/out" 2>"$TMPDIR_SAVED/err"
+) &
+pid=$!
+sleep 1
+kill -TERM $pid
+wait $pid
+[ $? -eq 2 ] && left
+check $? 'nothing is left behind after an interruption'
+
+exit $failed
