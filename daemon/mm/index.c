@@ -297,8 +297,8 @@ static int index_grow(struct mm_space *sp)
 
 /* -- setting and clearing -------------------------------------------------- */
 
-void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
-	       uint8_t flags, uint64_t fword, uint32_t frame)
+static struct line_val line_val(const struct page *pg, uint8_t node,
+				uint8_t flags, uint64_t fword, uint32_t frame)
 {
 	struct line_val v = {
 		.fword	= fword,
@@ -308,14 +308,33 @@ void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
 		.node	= node,
 		.flags	= flags | INDEX_USED,
 	};
-	struct index_hash h = hash_of(sp->index, pg->key, pg->group, node);
-	struct index_line *l = line_find(sp->index, h, pg->key, pg->group, node);
 
 	memcpy(v.key, pg->key, sizeof(v.key));
-	if (l) {
-		line_write(l, &v);
+	return v;
+}
+
+void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
+	       uint8_t flags, uint64_t fword, uint32_t frame)
+{
+	struct index_hash h = hash_of(sp->index, pg->key, pg->group, node);
+	struct index_line *l = line_find(sp->index, h, pg->key, pg->group, node);
+	struct line_val v;
+
+	if (!l) {
+		index_add(sp, pg, node, flags, fword, frame);
 		return;
 	}
+	v = line_val(pg, node, flags, fword, frame);
+	line_write(l, &v);
+}
+
+void index_add(struct mm_space *sp, const struct page *pg, uint8_t node,
+	       uint8_t flags, uint64_t fword, uint32_t frame)
+{
+	struct line_val v = line_val(pg, node, flags, fword, frame);
+	struct index_hash h = hash_of(sp->index, pg->key, pg->group, node);
+	struct index_line *l;
+
 	if (sp->index_used >= sp->index->nr_lines / 2 && !index_grow(sp))
 		h = hash_of(sp->index, pg->key, pg->group, node);
 	l = place(sp->index, h);
@@ -331,6 +350,14 @@ void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
 		sp->index_pushed++;
 	}
 	line_write(l, &v);
+}
+
+void index_prefetch(const struct mm_space *sp, const uint64_t key[4],
+		    uint16_t group, uint8_t node)
+{
+	struct index_hash h = hash_of(sp->index, key, group, node);
+
+	__builtin_prefetch(&sp->index->line[h.home], 1);
 }
 
 void index_clear(struct mm_space *sp, const struct page *pg, uint8_t node)

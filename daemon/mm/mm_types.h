@@ -456,6 +456,9 @@ static inline bool mm_broken(const struct mm *mm, unsigned int which)
 /* Find a live page, one that is not PAGE_BAD. */
 struct page *page_find(struct mm_space *sp, uint16_t group,
 		       const uint64_t key[4]);
+/* It will be looked for soon. */
+void page_prefetch(const struct mm_space *sp, uint16_t group,
+		   const uint64_t key[4]);
 /* A page without copies; entered in the hash and with its parent's children. */
 struct page *page_create(struct mm_space *sp, uint16_t group,
 			 const uint64_t key[4], struct page *parent,
@@ -496,6 +499,11 @@ void index_destroy(struct mm_space *sp);
 /* Insert or update; grows when it must; pushes out another page's line at last. */
 void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
 	       uint8_t flags, uint64_t fword, uint32_t frame);
+/* The same for a page that has no line of that node. */
+void index_add(struct mm_space *sp, const struct page *pg, uint8_t node,
+	       uint8_t flags, uint64_t fword, uint32_t frame);
+void index_prefetch(const struct mm_space *sp, const uint64_t key[4],
+		    uint16_t group, uint8_t node);
 void index_clear(struct mm_space *sp, const struct page *pg, uint8_t node);
 
 /* -- frame.c: frames of a memory pool ---------------------------------------- */

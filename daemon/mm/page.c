@@ -133,6 +133,13 @@ struct page *page_find(struct mm_space *sp, uint16_t group,
 	return NULL;
 }
 
+void page_prefetch(const struct mm_space *sp, uint16_t group,
+		   const uint64_t key[4])
+{
+	if (sp->hash_size)
+		__builtin_prefetch(hash_chain(sp, group, key), 1);
+}
+
 /* -- life ------------------------------------------------------------------ */
 
 struct page *page_create(struct mm_space *sp, uint16_t group,
@@ -394,8 +401,9 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
 	dirty_update(pg);
 
 	if (nd->mem && !(pg->flags & PAGE_BAD)) {
+		/* what was not READY has no line */
 		if (st == COPY_READY)
-			index_set(pg->space, pg, nd->ix, INDEX_USED,
+			index_add(pg->space, pg, nd->ix, INDEX_USED,
 				  frame_word_of(page_pool(pg, nd), c->frame),
 				  c->frame);
 		else if (was == COPY_READY)

@@ -583,6 +583,28 @@ static void pub_page(struct pub_op *op, uint32_t i, const struct ring_pub *pub)
 		result_set(op, i, -ENOMEM, 0);
 }
 
+/*
+ * A page touches half a dozen places that are in no cache. Fetched a few pages
+ * ahead they cost a third of what they cost one after the other.
+ */
+#define PREFETCH_AHEAD	8u
+
+static void pub_prefetch(const struct pub_op *op, const struct ring_pub *pub)
+{
+	const struct mm_pool *p = op->pool;
+	uint64_t key[4];
+
+	if (pub->frame >= p->max_frames || pub->group >= op->space->desc.ngroups)
+		return;
+	__builtin_prefetch(&p->meta[pub->frame], 1);
+	__builtin_prefetch(&p->table->word[pub->frame], 1);
+	__builtin_prefetch(&p->record[pub->frame], 1);
+	__builtin_prefetch((char *)&p->record[pub->frame] + 64, 1);
+	pub_words(pub->key, key);
+	page_prefetch(op->space, pub->group, key);
+	index_prefetch(op->space, key, pub->group, p->nd->ix);
+}
+
 /* Refused as a whole by rights or mode; 0: go on. */
 static int pub_refused(const struct mm_win *w)
 {
@@ -643,7 +665,11 @@ void mm_publish(struct mm_win *w, const struct ring_sqe *sqe,
 	/* what becomes ready meanwhile is looked at after the batch, in order */
 	nested = mm->pub_running;
 	mm->pub_running = true;
+	for (i = 0; i < min(n, PREFETCH_AHEAD); i++)
+		pub_prefetch(op, &pub[i]);
 	for (i = 0; i < n; i++) {
+		if (i + PREFETCH_AHEAD < n)
+			pub_prefetch(op, &pub[i + PREFETCH_AHEAD]);
 		if (refused)
 			result_set(op, i, refused, 0);
 		else if (mm_space_mode(sp) == KVMM_MODE_OBSERVE)
