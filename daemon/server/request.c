@@ -99,6 +99,24 @@ static unsigned int nr_old(const struct session *ss)
 	return n;
 }
 
+/*
+ * Clients of one socket: the others keep a small share each, so that one tenant
+ * cannot lock the rest out. Those that hung up and live on count, too.
+ */
+static bool socket_full(const struct session *ss)
+{
+	const struct server *s = ss->server;
+	uint32_t share = min(s->cfg.max_clients / s->nr_listeners,
+			     (uint32_t)LISTENER_SHARE);
+	uint32_t most = s->cfg.max_clients - share * (s->nr_listeners - 1);
+	const struct session *o;
+	uint32_t n = 0;
+
+	list_for_each_entry(o, &s->sessions, link)
+		n += o->via == ss->via && o->state != SESSION_GREETING;
+	return n >= most;
+}
+
 static enum reject hello_judge(struct session *ss, const struct wire_hello *h,
 			       struct errmsg *e)
 {
@@ -116,6 +134,11 @@ static enum reject hello_judge(struct session *ss, const struct wire_hello *h,
 	if (s->nr_sessions - s->nr_greeting >= s->cfg.max_clients) {
 		errmsg_set(e, -EUSERS, "there are %u clients already "
 			   "(limits.max_clients)", s->cfg.max_clients);
+		return REJECT_FULL;
+	}
+	if (socket_full(ss)) {
+		errmsg_set(e, -EUSERS, "this socket has as many clients as it "
+			   "may: the rest of limits.max_clients is for others");
 		return REJECT_FULL;
 	}
 	return REJECT_NONE;

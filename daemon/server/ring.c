@@ -23,7 +23,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 
 #include "daemon/server/server.h"
 #include "ipc/base/clock.h"
@@ -189,7 +188,10 @@ void ring_kick(struct session *ss)
 	if (atomic_load_explicit(armed, memory_order_seq_cst) != 1)
 		return;
 	ss->ring.wakes++;
-	eventfd_write(ss->notify_fd, 1);	/* full: it is readable anyway */
+	if (guard_wake(ss->notify_fd)) {
+		session_doom(ss, REJECT_NOTIFY, "a write to its eventfd blocks");
+		return;
+	}
 	/*
 	 * seq_cst as above; and after the write, since a client that sees 2
 	 * drains the count and arms again: a write that came later would keep

@@ -285,6 +285,9 @@ static int server_make(struct server *s, const struct server_opts *o,
 	s->epfd = epoll_create1(EPOLL_CLOEXEC);
 	if (s->epfd < 0)
 		return errmsg_set(e, -errno, "epoll: %s", strerror(errno));
+	err = guard_init(&s->guard);
+	if (err)
+		return errmsg_set(e, err, "timer: %s", strerror(-err));
 	err = state_open(s->cfg.state_dir, &s->state_fd, &s->epoch, e);
 	if (!err)
 		err = header_create(s, e);
@@ -361,6 +364,7 @@ int server_destroy(struct server *s, uint64_t deadline_ns)
 	shm_fini(&s->hdr_shm);
 	close_fd(&s->epfd);
 	close_fd(&s->state_fd);
+	guard_fini(&s->guard);
 	free(s);
 	return 0;
 }

@@ -24,6 +24,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "daemon/log.h"
 #include "daemon/mm/mm.h"
@@ -36,7 +37,8 @@
 #define SESSION_MAX_WINS	256	/* windows of one client */
 #define SESSION_MAX_SPACES	8	/* spaces of one client */
 #define SESSION_MAX_OLD		8	/* closed sessions of one live process */
-#define SERVER_MAX_GREETING	64	/* connections that have not said hello */
+#define LISTENER_MAX_GREETING	32	/* connections that have not said hello */
+#define LISTENER_SHARE		8	/* clients that each socket may have at least */
 
 struct server;
 struct session;
@@ -60,6 +62,7 @@ enum reject {
 	REJECT_SQE_OP,		/* no such operation */
 	REJECT_SQE_ARRAY,	/* count or arena out of bounds */
 	REJECT_SQE_FRAME,	/* freed what it does not own */
+	REJECT_NOTIFY,		/* made its wake-up block */
 	REJECT_LIMIT,		/* over one of mm's limits */
 	REJECT_NOMEM,		/* the daemon ran out of memory or descriptors */
 	NR_REJECTS
@@ -92,6 +95,19 @@ void loop_del(struct server *s, struct source *src);
 /** loop_once() - one round: rings, due work, sleep until @until_ns at most */
 void loop_once(struct server *s, uint64_t until_ns);
 
+/* -- waking clients: guard.c --------------------------------------------------------- */
+
+struct guard {
+	timer_t	timer;
+	bool	on;
+};
+
+/** guard_init() - for the calling thread, before it makes others */
+int guard_init(struct guard *g);
+void guard_fini(struct guard *g);
+/** guard_wake() - write to a client's eventfd; -EINTR: it made that block */
+int guard_wake(int eventfd);
+
 /* -- listeners ------------------------------------------------------------------- */
 
 /**
@@ -100,7 +116,7 @@ void loop_once(struct server *s, uint64_t until_ns);
  * @cfg:	the server's configuration
  * @inherited:	systemd's: its path is not ours to remove
  * @paused_ns:	accepts nothing until then: descriptors ran out; 0: accepts
- * @sessions:	connected through it
+ * @sessions:	connected through it, @greeting of them without a hello
  * @requests:	operations in flight of all of them
  */
 struct listener {
@@ -111,6 +127,7 @@ struct listener {
 	bool		inherited;
 	uint64_t	paused_ns;
 	uint32_t	sessions;
+	uint32_t	greeting;
 	uint32_t	requests;
 	uint64_t	accepted;
 };
@@ -330,6 +347,7 @@ struct server {
 	unsigned int	nr_nodes;
 	struct node	*node[KVMM_MAX_NODES];
 	struct mm	*mm;
+	struct guard	guard;
 	struct source	work_src, node_src[KVMM_MAX_NODES];
 	unsigned int	nr_listeners;
 	struct listener	listener[CONFIG_MAX_SOCKETS];

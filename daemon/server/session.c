@@ -59,6 +59,7 @@ static const struct {
 	[REJECT_SQE_OP]		= { "sqe_op", "submitted an unknown operation" },
 	[REJECT_SQE_ARRAY]	= { "sqe_array", "submitted an array out of bounds" },
 	[REJECT_SQE_FRAME]	= { "sqe_frame", "freed a frame that is not its own" },
+	[REJECT_NOTIFY]		= { "notify", "made its wake-up block" },
 	[REJECT_LIMIT]		= { "limit", "is over a limit" },
 	[REJECT_NOMEM]		= { "nomem", "the daemon is out of memory or descriptors" },
 };
@@ -362,7 +363,7 @@ int session_create(struct server *s, struct listener *via, int fd,
 	struct session *ss;
 	int err;
 
-	if (s->nr_greeting >= SERVER_MAX_GREETING) {
+	if (via->greeting >= LISTENER_MAX_GREETING) {
 		refuse(s, fd, REJECT_FULL, -EUSERS,
 		       "too many connections have not said hello yet");
 		close(fd);
@@ -398,6 +399,7 @@ int session_create(struct server *s, struct listener *via, int fd,
 	list_add_tail(&s->sessions, &ss->link);
 	s->nr_sessions++;
 	s->nr_greeting++;
+	via->greeting++;
 	via->sessions++;
 	via->accepted++;
 	s->c.accepted++;
@@ -497,6 +499,7 @@ int session_welcomed(struct session *ss)
 		.ss	= ss,
 	};
 	s->nr_greeting--;
+	ss->via->greeting--;
 	ss->state = SESSION_LIVE;
 	return 0;
 }
@@ -572,6 +575,7 @@ static void session_close(struct session *ss, bool exited)
 	s->c.wakes += ss->ring.wakes;
 	if (ss->state == SESSION_GREETING) {
 		s->nr_greeting--;
+		ss->via->greeting--;
 		close_source(ss, &ss->pid);
 		close_fd(&ss->notify_fd);
 		ss->state = SESSION_GONE;

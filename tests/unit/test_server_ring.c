@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The daemon's side of the rings: order, hand-overs, back-pressure, lies. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
@@ -329,6 +330,20 @@ static void a_client_that_sleeps_is_woken_once(void **state)
 	assert_int_equal(n, 1);
 }
 
+/* It holds the same open file: O_NONBLOCK is the client's to clear. */
+static void an_eventfd_that_blocks_costs_its_client_only(void **state)
+{
+	struct ring_sqe e = { .op = RING_NOP };
+	uint64_t start = now_ns();
+
+	assert_int_equal(fcntl(cl.notify, F_SETFL, 0), 0);
+	assert_int_equal(eventfd_write(cl.notify, UINT64_MAX - 1), 0);
+	atomic_store(&cl.l->cq.armed, 1);
+	rc_submit(&cl, &e, NULL, 0);
+	rc_expect_cut(&cl, REJECT_NOTIFY);
+	assert_in_range(now_ns() - start, 0, 2 * NSEC_PER_SEC);
+}
+
 /* A client as it should be, on a thread of its own. */
 static void *ring_the_bell(void *arg)
 {
@@ -557,6 +572,7 @@ int main(void)
 		TEST(a_blocked_client_holds_up_nobody_else),
 		WIN_TEST(requests_of_a_socket_are_bounded),
 		TEST(a_client_that_sleeps_is_woken_once),
+		TEST(an_eventfd_that_blocks_costs_its_client_only),
 		TEST(a_sleeping_loop_is_woken_by_the_doorbell),
 		TEST(entries_are_found_before_going_to_sleep),
 		TEST(a_tail_beyond_the_ring_is_cut_off),

@@ -158,14 +158,18 @@ static void silence_ends_after_two_seconds(void **state)
 
 static void too_many_silent_connections_are_refused(void **state)
 {
-	struct raw_client c[SERVER_MAX_GREETING + 1];
+	struct raw_client c[LISTENER_MAX_GREETING + 1], other;
 	unsigned int i;
 
 	for (i = 0; i < ARRAY_SIZE(c); i++) {
 		connect_to(&c[i], 0);
 		srig_pump(&rig);
 	}
-	rc_expect_error(&c[SERVER_MAX_GREETING], -EUSERS, "hello");
+	rc_expect_error(&c[LISTENER_MAX_GREETING], -EUSERS, "hello");
+	/* other sockets are open to others */
+	connect_to(&other, 1);
+	rc_hello(&other);
+	rc_close(&other);
 	for (i = 0; i < ARRAY_SIZE(c); i++)
 		rc_close(&c[i]);
 	srig_pump(&rig);
@@ -626,18 +630,45 @@ static void what_waited_is_sent_when_the_client_reads_again(void **state)
 
 static void clients_beyond_the_limit_are_refused(void **state)
 {
+	struct raw_client a, b, c;
 	struct server_rig small;
-	struct raw_client a, b;
 
-	assert_int_equal(srig_open(&small, "\"limits\": {\"max_clients\": 1}"),
+	assert_int_equal(srig_open(&small, "\"limits\": {\"max_clients\": 2}"),
+			 0);
+	assert_int_equal(rc_connect(&small, 0, &a), 0);
+	rc_hello(&a);
+	assert_int_equal(rc_connect(&small, 1, &b), 0);
+	rc_hello(&b);
+	assert_int_equal(rc_connect(&small, 1, &c), 0);
+	send_hello(&c, 1, 1, -1);
+	rc_expect_error(&c, -EUSERS, "max_clients");
+	rc_close(&a);
+	rc_close(&b);
+	rc_close(&c);
+	srig_close(&small);
+}
+
+/* Two sockets, three clients: one is kept for the other socket. */
+static void one_socket_cannot_take_all_clients(void **state)
+{
+	struct raw_client a, b, c, d;
+	struct server_rig small;
+
+	assert_int_equal(srig_open(&small, "\"limits\": {\"max_clients\": 3}"),
 			 0);
 	assert_int_equal(rc_connect(&small, 0, &a), 0);
 	rc_hello(&a);
 	assert_int_equal(rc_connect(&small, 0, &b), 0);
-	send_hello(&b, 1, 1, -1);
-	rc_expect_error(&b, -EUSERS, "max_clients");
+	rc_hello(&b);
+	assert_int_equal(rc_connect(&small, 0, &c), 0);
+	send_hello(&c, 1, 1, -1);
+	rc_expect_error(&c, -EUSERS, "for others");
+	assert_int_equal(rc_connect(&small, 1, &d), 0);
+	rc_hello(&d);
 	rc_close(&a);
 	rc_close(&b);
+	rc_close(&c);
+	rc_close(&d);
 	srig_close(&small);
 }
 
@@ -720,6 +751,7 @@ int main(void)
 		TEST(a_client_that_does_not_read_is_cut_off),
 		TEST(what_waited_is_sent_when_the_client_reads_again),
 		TEST(clients_beyond_the_limit_are_refused),
+		TEST(one_socket_cannot_take_all_clients),
 		TEST(spaces_beyond_the_limit_are_refused),
 		TEST(two_daemons_do_not_share_a_state_folder),
 		TEST(each_daemon_has_an_epoch_of_its_own),
