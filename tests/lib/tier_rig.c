@@ -120,6 +120,28 @@ static size_t rig_describe(const struct rig *r, uint8_t *buf)
 	return len;
 }
 
+/* Small segments, and impatient: a test has no half second for each I/O. */
+static void rig_nvme(struct rig *r)
+{
+	struct nvme_opts no = {
+		.name = "nvme0", .path = r->o.nvme_path, .id = 1,
+		.bytes = r->o.nvme_bytes, .seg_bytes = 1 << 20,
+		.io_timeout_ns = 100 * NSEC_PER_MSEC,
+		.recover_ns = 200 * NSEC_PER_MSEC,
+		.probe_ns = 20 * NSEC_PER_MSEC,
+	};
+	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
+
+	assert_int_equal(nvme_create(&no, r->pool, &r->nvme), 0);
+	assert_int_equal(node_pair(r->host, r->nvme), 0);
+	while (r->nvme->state == NODE_STARTING && !deadline_past(deadline)) {
+		work_poll(r->pool, 0);
+		node_poll(r->nvme, 0);
+	}
+	if (r->nvme->state != NODE_ONLINE)
+		fail_msg("%s", r->nvme->why);
+}
+
 static void rig_nodes(struct rig *r, struct mm_opts *mo)
 {
 	struct host_opts ho = {
@@ -136,11 +158,13 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 	};
 	if (r->o.no_nvme)
 		return;
-	if (!r->o.nvme) {
+	if (r->o.nvme_path) {
+		rig_nvme(r);
+	} else {
 		r->blk = fake_blk_create(r->o.nvme_bytes, 1 << 20);
 		assert_non_null(r->blk);
+		r->nvme = &r->blk->n;
 	}
-	r->nvme = r->blk ? &r->blk->n : r->o.nvme;
 	mo->nr_nodes = 2;
 	mo->node[0].below = 1;
 	mo->node[1] = (struct mm_node_opts){

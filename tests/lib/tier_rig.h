@@ -26,14 +26,14 @@
  * @page_bytes:	of the class of FULL and WINDOW; 0: 4096
  * @big_bytes:	of the class of BIG; 0: 16384
  * @extent_bytes: 0: eight pages
- * @nvme:	a block node to use instead of a fake one; ended with the rig
+ * @nvme_path:	a real slot store in this file instead of a fake one
  */
 struct rig_opts {
 	uint64_t	dram_bytes, nvme_bytes, extent_bytes;
 	uint32_t	page_bytes, big_bytes;
 	uint64_t	direct_reclaim_ns, fetch_ns;
 	const struct kvmm_policy_v0 *policy;
-	struct node	*nvme;
+	const char	*nvme_path;
 	bool		no_nvme;
 };
 
@@ -49,7 +49,7 @@ struct rig {
 	struct rig_opts	o;
 	struct work_pool *pool;
 	struct node	*host, *nvme;
-	struct fake_blk	*blk;		/* NULL when @o.nvme */
+	struct fake_blk	*blk;		/* NULL when @o.nvme_path */
 	struct kvmm_hdr	*hdr;
 	struct mm	*mm;
 	struct shm	ledger;
