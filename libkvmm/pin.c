@@ -5,11 +5,11 @@
  * and what is done here is mostly to have them at the same time:
  *
  *   pass 1	hash the keys, prefetch their home lines
- *   pass 2	prefetch the frames' words and pins, or where the home line is
- *		another page's, the lines after it
- *   pass 3	read the lines
- *   pass 4	count all pins
- *   pass 5	load all words and compare them
+ *   pass 2	where the home line is another page's, prefetch the other line
+ *   pass 3	prefetch the frames' words and pins
+ *   pass 4	read the lines
+ *   pass 5	count all pins
+ *   pass 6	load all words and compare them
  *
  * all over a block of keys at a time. Each prefetch misses the TLB, too, and
  * stays in the pipeline until its page walk is done: so they stand in loops of
@@ -176,7 +176,7 @@ static inline const struct kvmm_ixmap *att_index(struct kvmm_att *a)
 	return atomic_load(&a->index);
 }
 
-/* Not on its home line. */
+/* On neither of its two lines. */
 static __attribute__((noinline)) void
 look_on(struct kvmm_att *a, const struct kvmm_ixmap *x, struct kvmm_mset *m,
 	const struct kvmm_mgroup *g, uint32_t i)
@@ -194,61 +194,56 @@ look_on(struct kvmm_att *a, const struct kvmm_ixmap *x, struct kvmm_mset *m,
 
 /**
  * struct look - a block of keys on its way through the passes
- * @frame:	as the home line says, which is a guess until the line is read
+ * @at:		@at.home is the line to read
+ * @frame:	as that line says, which is a guess until the line is read
  */
 struct look {
-	uint64_t	home[BLOCK];
+	struct index_hash at[BLOCK];
 	uint32_t	frame[BLOCK];
 };
 
-/* Pass 1. */
-static void look_hash(const struct kvmm_ixmap *x, uint64_t (*key)[4],
-		      uint16_t group, uint8_t node, uint32_t n, struct look *b)
+/* Passes 1 and 2. */
+static void look_lines(const struct kvmm_ixmap *x, uint64_t (*key)[4],
+		       uint16_t group, uint8_t node, uint32_t n,
+		       struct look *b)
 {
 	const struct index_line *line = x->ix->line;
 	uint32_t i;
 
 	for (i = 0; i < n; i++)
-		b->home[i] = index_hash(x->nr_lines, x->seed, key[i], group,
-					node).home;
+		b->at[i] = index_hash(x->nr_lines, x->seed, key[i], group,
+				      node);
 	for (i = 0; i < n; i++)
-		__builtin_prefetch(&line[b->home[i]], 0, 3);
+		__builtin_prefetch(&line[b->at[i].home], 0, 3);
+	for (i = 0; i < n; i++)
+		b->at[i] = index_turn(x->ix, b->at[i], key[i]);
+	/* costs nothing where the page is at home */
+	for (i = 0; i < n; i++)
+		__builtin_prefetch(&line[b->at[i].home], 0, 3);
 }
 
-/* Pass 2: where is the frame, if the home line is the page's? */
-static void look_frames(const struct kvmm_ixmap *x, uint64_t (*key)[4],
-			const struct kvmm_view *v, uint32_t n, struct look *b)
+/* Pass 3: where is the frame, if the line is the page's? */
+static void look_frames(const struct kvmm_ixmap *x, const struct kvmm_view *v,
+			uint32_t n, struct look *b)
 {
-	const struct index_line *line = x->ix->line;
 	uint32_t i;
 
 	for (i = 0; i < n; i++) {
-		const struct index_line *l = &line[b->home[i]];
-		uint32_t f = (uint32_t)atomic_load_explicit(&l->frame,
-						memory_order_relaxed);
-		bool same = atomic_load_explicit(&l->key[0],
-						 memory_order_relaxed) ==
-			    key[i][0];
+		uint32_t f = (uint32_t)atomic_load_explicit(
+					&x->ix->line[b->at[i].home].frame,
+					memory_order_relaxed);
 
 		/* without a branch, which would be a guess wrong too often */
-		b->frame[i] = (same & (f < v->max_frames)) ? f : 0;
+		b->frame[i] = f < v->max_frames ? f : 0;
 	}
 	for (i = 0; i < n; i++)
 		__builtin_prefetch((const void *)&v->word[b->frame[i]], 0, 3);
 	for (i = 0; i < n; i++)
 		__builtin_prefetch((const void *)&v->pins[b->frame[i]], 1, 3);
-	for (i = 0; i < n; i++) {
-		const struct index_hash h = { .home = b->home[i] };
-
-		if (likely(b->frame[i]))
-			continue;
-		__builtin_prefetch(&line[index_probe(h, 1)], 0, 3);
-		__builtin_prefetch(&line[index_probe(h, 2)], 0, 3);
-	}
 }
 
 /*
- * One block of at most %BLOCK pages, all three passes. Flat: what is called for
+ * One block of at most %BLOCK pages, passes 1 to 4. Flat: what is called for
  * each page must not be a call.
  */
 static __attribute__((flatten)) uint32_t
@@ -260,16 +255,16 @@ look_block(struct kvmm_att *a, const struct kvmm_ixmap *x, struct kvmm_mset *m,
 	struct look b;
 	uint32_t i;
 
-	look_hash(x, key, g->group, m->node, n, &b);
+	look_lines(x, key, g->group, m->node, n, &b);
 	if (g->view)
-		look_frames(x, key, g->view, n, &b);
+		look_frames(x, g->view, n, &b);
 	for (i = 0; i < n; i++) {
 		struct index_hit h;
 
 		if (p[i].state != PAGE_UNKNOWN)
 			continue;
-		if (likely(index_read_line(&x->ix->line[b.home[i]], key[i],
-					   g->group, m->node, &h)))
+		if (likely(index_read_line(&x->ix->line[b.at[i].home],
+					   key[i], g->group, m->node, &h)))
 			page_found(m, g, &p[i], &h);
 		else
 			look_on(a, x, m, g, g->first + lo + i);
