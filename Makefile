@@ -111,7 +111,8 @@ INTEG_SRC	:= $(wildcard tests/integration/test_*.c)
 # Always sanitized, so an instrumented build need not have them once more.
 FUZZ_SRC	:= $(if $(SAN)$(COV),,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH_SRC	:= $(wildcard tests/bench/bench_*.c)
-BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c))
+BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c)) \
+		     tests/lib/daemon.c
 DEMO_SRC	:= $(wildcard tests/demo/demo*.c)
 DEMO_HELP	:= $(filter-out $(DEMO_SRC),$(wildcard tests/demo/*.c)) \
 		     tests/lib/daemon.c
@@ -239,7 +240,7 @@ link_hint = $(shell sed -n 's,^/\* link: \(.*\) \*/$$,\1,p' $(1))
 $(B)/test/libtest.a: $(call tst,$(ALL_SRC) $(HELP_SRC)) $(B)/.sources
 	$(call say,AR)
 	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
-$(B)/librel.a: $(call rel,$(ALL_SRC) $(HELP_SRC) $(BENCH_HELP)) $(B)/.sources
+$(B)/librel.a: $(call rel,$(ALL_SRC) $(BENCH_HELP)) $(B)/.sources
 	$(call say,AR)
 	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
 
