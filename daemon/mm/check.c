@@ -463,7 +463,7 @@ static int check_space(const struct mm_space *sp, uint64_t bytes[],
 	if (!t)
 		return errmsg_set(e, -ENOMEM, "out of memory");
 	for (i = 0; i < sp->hash_size && !err; i++)
-		for (pg = sp->hash[i]; pg && !err; pg = pg->hnext)
+		for (pg = sp->hash[i].first; pg && !err; pg = pg->hnext)
 			err = check_page(pg, t, e);
 	if (!err && t->nr_pages != sp->nr_pages)
 		err = broken(e, "space %u: %llu pages, counted as %llu", sp->ix,

@@ -161,7 +161,7 @@ void mm_for_each_page(struct mm *mm,
 		uint64_t i;
 
 		for (i = 0; i < sp->hash_size; i++) {
-			const struct page *pg = sp->hash[i];
+			const struct page *pg = sp->hash[i].first;
 			struct mm_page_info pi;
 
 			for (; pg; pg = pg->hnext) {

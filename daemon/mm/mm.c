@@ -259,7 +259,7 @@ static void space_drop_pages(struct mm_space *sp)
 	for (i = 0; i < sp->hash_size; i++) {
 		struct page *pg;
 
-		for (pg = sp->hash[i]; pg; pg = pg->hnext) {
+		for (pg = sp->hash[i].first; pg; pg = pg->hnext) {
 			unsigned int n;
 
 			/* nobody reads the index any more */

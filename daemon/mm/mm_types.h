@@ -372,6 +372,15 @@ struct mm_op {
 	void		(*cancel)(struct mm_op *op);
 };
 
+/**
+ * struct page_chain - one chain of a space's private hash
+ * @may_have:	bit b is clear when no page of it has b in its hash's top six
+ */
+struct page_chain {
+	struct page	*first;
+	uint64_t	may_have;
+};
+
 struct mm_space {
 	struct mm	*mm;
 	uint32_t	ix;
@@ -386,7 +395,7 @@ struct mm_space {
 	struct index	*index;
 	uint32_t	index_epoch;
 	uint64_t	index_used;
-	struct page	**hash;		/* private: chains by page.hnext */
+	struct page_chain *hash;	/* private: by page.hnext */
 	uint64_t	hash_size;
 	struct mm_pool	*pool[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	uint64_t	index_pushed;	/* lines that lost their place */

@@ -10,13 +10,20 @@
  *
  * Pages are small and many, so they come from slabs and go back to a free
  * list; the slabs stay until the end.
+ *
+ * Most look-ups are for pages that are not there (a publish), and most of the
+ * time that they take would go to reading other pages of the same chain. So a
+ * chain's head knows, by a bit for each 64th of the hash, what cannot be in it.
  */
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "daemon/mm/mm_types.h"
 #include "ipc/base/bits.h"
 
 #define SLAB_BYTES	(256u << 10)
+#define BIG_SLAB_BYTES	(2u << 20)	/* a hugepage, if there are any */
+#define BIG_SLAB_FROM	(8 * SLAB_BYTES)
 #define HASH_MIN	1024u
 
 struct page_slab {
@@ -28,15 +35,20 @@ struct page_slab {
 
 static bool slab_more(struct mm *mm)
 {
-	size_t size = mm->page_struct_bytes, off;
-	struct page_slab *s = aligned_alloc(64, SLAB_BYTES);
+	size_t size = mm->page_struct_bytes, off, bytes = SLAB_BYTES;
+	struct page_slab *s;
 
+	if (mm->page_slab_bytes >= BIG_SLAB_FROM)
+		bytes = BIG_SLAB_BYTES;
+	s = aligned_alloc(bytes, bytes);
 	if (!s)
 		return false;
+	if (bytes == BIG_SLAB_BYTES)
+		madvise(s, bytes, MADV_HUGEPAGE);
 	s->next = mm->page_slabs;
 	mm->page_slabs = s;
-	mm->page_slab_bytes += SLAB_BYTES;
-	for (off = sizeof(*s); off + size <= SLAB_BYTES; off += size) {
+	mm->page_slab_bytes += bytes;
+	for (off = sizeof(*s); off + size <= bytes; off += size) {
 		struct page *pg = (struct page *)((char *)s + off);
 
 		pg->hnext = mm->page_free;
@@ -71,12 +83,31 @@ void page_slabs_free(struct mm *mm)
 
 /* -- the private hash ------------------------------------------------------ */
 
-static struct page **hash_chain(const struct mm_space *sp, uint16_t group,
-				const uint64_t key[4])
+static uint64_t hash_of(const struct mm_space *sp, uint16_t group,
+			const uint64_t key[4])
 {
-	uint64_t h = key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group);
+	return key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group);
+}
 
+static struct page_chain *hash_chain(const struct mm_space *sp, uint64_t h)
+{
 	return &sp->hash[h & (sp->hash_size - 1)];
+}
+
+/* Of the top six bits, which choose no chain. */
+static uint64_t hash_bit(uint64_t h)
+{
+	return BIT(h >> 58);
+}
+
+static void hash_add(struct page *pg)
+{
+	uint64_t h = hash_of(pg->space, pg->group, pg->key);
+	struct page_chain *chain = hash_chain(pg->space, h);
+
+	pg->hnext = chain->first;
+	chain->first = pg;
+	chain->may_have |= hash_bit(h);
 }
 
 /* Doubles it; stays as it is, only slower, when there is no memory. */
@@ -84,7 +115,8 @@ static bool hash_grow(struct mm_space *sp)
 {
 	uint64_t old_size = sp->hash_size, i;
 	uint64_t size = old_size ? 2 * old_size : HASH_MIN;
-	struct page **old = sp->hash, *pg;
+	struct page_chain *old = sp->hash;
+	struct page *pg;
 
 	sp->hash = calloc(size, sizeof(*sp->hash));
 	if (!sp->hash) {
@@ -93,12 +125,9 @@ static bool hash_grow(struct mm_space *sp)
 	}
 	sp->hash_size = size;
 	for (i = 0; i < old_size; i++) {
-		while ((pg = old[i])) {
-			struct page **chain = hash_chain(sp, pg->group, pg->key);
-
-			old[i] = pg->hnext;
-			pg->hnext = *chain;
-			*chain = pg;
+		while ((pg = old[i].first)) {
+			old[i].first = pg->hnext;
+			hash_add(pg);
 		}
 	}
 	free(old);
@@ -107,11 +136,16 @@ static bool hash_grow(struct mm_space *sp)
 
 static void hash_del(struct page *pg)
 {
-	struct page **pp = hash_chain(pg->space, pg->group, pg->key);
+	uint64_t h = hash_of(pg->space, pg->group, pg->key);
+	struct page_chain *chain = hash_chain(pg->space, h);
+	struct page **pp = &chain->first;
 
 	while (*pp != pg)
 		pp = &(*pp)->hnext;
 	*pp = pg->hnext;
+	/* a bit of a page that left a longer chain stays: it only costs time */
+	if (!chain->first)
+		chain->may_have = 0;
 }
 
 static bool key_equal(const uint64_t a[4], const uint64_t b[4])
@@ -122,11 +156,16 @@ static bool key_equal(const uint64_t a[4], const uint64_t b[4])
 struct page *page_find(struct mm_space *sp, uint16_t group,
 		       const uint64_t key[4])
 {
+	uint64_t h = hash_of(sp, group, key);
+	const struct page_chain *chain;
 	struct page *pg;
 
 	if (!sp->hash_size)
 		return NULL;
-	for (pg = *hash_chain(sp, group, key); pg; pg = pg->hnext)
+	chain = hash_chain(sp, h);
+	if (!(chain->may_have & hash_bit(h)))
+		return NULL;
+	for (pg = chain->first; pg; pg = pg->hnext)
 		if (key_equal(pg->key, key) && pg->group == group &&
 		    !(pg->flags & PAGE_BAD))
 			return pg;
@@ -137,7 +176,7 @@ void page_prefetch(const struct mm_space *sp, uint16_t group,
 		   const uint64_t key[4])
 {
 	if (sp->hash_size)
-		__builtin_prefetch(hash_chain(sp, group, key), 1);
+		__builtin_prefetch(hash_chain(sp, hash_of(sp, group, key)), 1);
 }
 
 /* -- life ------------------------------------------------------------------ */
@@ -147,7 +186,7 @@ struct page *page_create(struct mm_space *sp, uint16_t group,
 			 uint8_t flags)
 {
 	const struct desc_group *g = &sp->desc.group[group];
-	struct page **chain, *pg;
+	struct page *pg;
 	unsigned int i;
 
 	if (sp->nr_pages >= sp->hash_size && !hash_grow(sp))
@@ -170,9 +209,7 @@ struct page *page_create(struct mm_space *sp, uint16_t group,
 		list_add_tail(&parent->children, &pg->sibling);
 	}
 
-	chain = hash_chain(sp, group, key);
-	pg->hnext = *chain;
-	*chain = pg;
+	hash_add(pg);
 	sp->nr_pages++;
 	return pg;
 }

@@ -140,6 +140,8 @@ static int pool_lazy(struct mm_pool *p, struct errmsg *e)
 		return errmsg_set(e, -ENOMEM,
 			"no address space for what %u frames need",
 			p->max_frames);
+	if (meta + stacks >= 2 * HUGE_BYTES)
+		madvise(m, meta + stacks, MADV_HUGEPAGE);
 	p->lazy_bytes = meta + stacks;
 	p->meta = (struct frame_meta *)m;
 	p->free = (uint32_t *)(m + meta);
