@@ -9,7 +9,6 @@
 
 /* A page in the dump is some 400 bytes of text; the reply has an end. */
 #define DUMP_MAX_PAGES	120000u
-#define PIN_OLD_NS	(600 * NSEC_PER_SEC)
 
 struct list_arg {
 	struct server	*s;
@@ -165,55 +164,15 @@ int cmd_client(struct server *s, const json_t *req, json_t *r,
 
 /* -- pins --------------------------------------------------------------------------------- */
 
-/**
- * struct held - what a client's request slots say of a space
- *
- * The slots are the client's own words: good enough for people, never asked
- * when something is reclaimed.
- */
-struct held {
-	unsigned int	requests;
-	uint64_t	oldest_ns;
-	uint64_t	id, session;	/* of the oldest */
-};
-
-static void requests_of(const struct session *ss, uint32_t space,
-			struct held *h)
-{
-	const struct ledger_req *rq = ring_requests(ss);
-	unsigned int i;
-
-	*h = (struct held){ .oldest_ns = UINT64_MAX };
-	/* relaxed: the client may change any of them while we look */
-	for (i = 0; i < LEDGER_REQ_SLOTS; i++, rq++) {
-		uint64_t start;
-
-		if (!atomic_load_explicit(&rq->state, memory_order_relaxed) ||
-		    !atomic_load_explicit(&rq->nr_pins, memory_order_relaxed) ||
-		    atomic_load_explicit(&rq->space, memory_order_relaxed) !=
-		    space)
-			continue;
-		h->requests++;
-		start = atomic_load_explicit(&rq->start_ns,
-					     memory_order_relaxed);
-		if (start >= h->oldest_ns)
-			continue;
-		h->oldest_ns = start;
-		h->id = atomic_load_explicit(&rq->id, memory_order_relaxed);
-		h->session = atomic_load_explicit(&rq->session,
-						  memory_order_relaxed);
-	}
-}
-
 static void list_pin(const struct mm_pin_info *pi, void *arg)
 {
 	const struct session *ss = mm_client_arg(pi->client);
 	struct list_arg *l = arg;
 	uint64_t now = now_ns();
-	struct held h;
+	struct pin_age age;
 	json_t *o;
 
-	requests_of(ss, pi->space, &h);
+	session_pin_age(ss, pi->space, &age);
 	o = json_pack("{s:i, s:s, s:s, s:i, s:i, s:i, s:s, s:I, s:I, s:b, s:i}",
 		      "client", (int)ss->no, "name", pi->name,
 		      "tenant", pi->tenant, "pid", (int)pi->pid,
@@ -222,14 +181,14 @@ static void list_pin(const struct mm_pin_info *pi, void *arg)
 		      "pins", (json_int_t)pi->pins,
 		      "frames", (json_int_t)pi->frames,
 		      "exited", pi->exited,
-		      "requests", (int)h.requests);
-	if (h.requests && h.oldest_ns <= now) {
+		      "requests", (int)age.requests);
+	if (age.requests && age.oldest_ns <= now) {
 		json_object_update_new(o, json_pack("{s:I, s:b, s:I, s:I}",
-			"oldest_ms", (json_int_t)((now - h.oldest_ns) /
+			"oldest_ms", (json_int_t)((now - age.oldest_ns) /
 						  NSEC_PER_MSEC),
-			"old", now - h.oldest_ns > PIN_OLD_NS,
-			"oldest_request", (json_int_t)h.id,
-			"oldest_session", (json_int_t)h.session));
+			"old", now - age.oldest_ns > PIN_OLD_NS,
+			"oldest_request", (json_int_t)age.id,
+			"oldest_session", (json_int_t)age.session));
 	}
 	json_array_append_new(l->list, o);
 }

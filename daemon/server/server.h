@@ -30,6 +30,7 @@
 #include "daemon/mm/mm.h"
 #include "daemon/node/node.h"
 #include "daemon/server/config.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/list.h"
 #include "ipc/shm.h"
 #include "ipc/sock.h"
@@ -238,6 +239,7 @@ struct session {
 	uint64_t	since_ns;
 	uint64_t	deadline_ns;	/* hello, or reading what waits */
 	uint64_t	retry_ns;	/* next try to send what waits */
+	uint64_t	warned_req;	/* begin of the request that was warned of */
 	struct list	out;
 	uint32_t	nr_out, out_fds;
 	bool		told_off;	/* its last message was an error */
@@ -273,7 +275,7 @@ void session_send_error(struct session *ss, uint32_t seq, int err,
 /** session_request() - one message, judged and answered: request.c */
 void session_request(struct session *ss, struct sock_msg *m);
 /** session_welcomed() - hello was good: it is live now */
-int session_welcomed(struct session *ss);
+void session_welcomed(struct session *ss);
 void session_tell_members(struct session *ss);
 void session_tell_member(struct session *ss, struct session *peer, bool gone);
 void session_tell_index(struct session *ss, struct mm_space *sp);
@@ -282,6 +284,26 @@ void session_tell_index(struct session *ss, struct mm_space *sp);
 void sessions_close(struct server *s);
 /** sessions_free() - after mm_destroy(): nobody refers to them any more */
 void sessions_free(struct server *s);
+
+#define PIN_OLD_NS	(600 * NSEC_PER_SEC)	/* warned of */
+#define PIN_ANY_SPACE	UINT32_MAX
+
+/**
+ * struct pin_age - what a client's request slots say: pinwatch.c
+ * @requests:	that hold pins
+ * @oldest_ns:	when the oldest of them began; UINT64_MAX: there is none
+ */
+struct pin_age {
+	unsigned int	requests;
+	uint32_t	space;
+	uint64_t	oldest_ns;
+	uint64_t	id, session;
+};
+
+void session_pin_age(const struct session *ss, uint32_t space,
+		     struct pin_age *age);
+/** pins_watch() - warn of old pins once a minute; returns when to come again */
+uint64_t pins_watch(struct server *s, uint64_t now_ns);
 
 /** session_exited() - its process is gone; what the pidfd's event calls */
 void session_exited(struct session *ss);
@@ -354,7 +376,7 @@ struct server {
 	struct admin	*admin;
 	struct list	sessions;
 	unsigned int	nr_sessions, nr_greeting;
-	uint64_t	sessions_due;
+	uint64_t	sessions_due, pins_due;
 	bool		sessions_doomed;
 	unsigned int	nr_watch, watch_next;
 	struct watch	watch[KVMM_MAX_CLIENTS];

@@ -488,7 +488,7 @@ void listeners_close(struct server *s)
 	}
 }
 
-int session_welcomed(struct session *ss)
+void session_welcomed(struct session *ss)
 {
 	struct server *s = ss->server;
 	struct watch *w = &s->watch[s->nr_watch];
@@ -501,7 +501,11 @@ int session_welcomed(struct session *ss)
 	s->nr_greeting--;
 	ss->via->greeting--;
 	ss->state = SESSION_LIVE;
-	return 0;
+	sessions_arm(s, s->pins_due);
+	log_info("client %u (%s, pid %d, uid %u) connected to %s%s", ss->no,
+		 ss->name, (int)(ss->cred_pid ? ss->cred_pid : ss->hello_pid),
+		 (unsigned int)ss->cred_uid, ss->via->cfg->name,
+		 ss->foreign ? ", from another PID namespace" : "");
 }
 
 /* -- the end -------------------------------------------------------------------------- */
@@ -531,6 +535,7 @@ static void session_done(void *arg)
 {
 	struct session *ss = arg;
 
+	log_info("client %u (%s) is gone", ss->no, ss->name);
 	ss->mc = NULL;
 	ss->state = SESSION_GONE;
 	ss->server->sessions_doomed = true;
@@ -690,7 +695,7 @@ static uint64_t session_run(struct session *ss, uint64_t now)
 
 uint64_t sessions_run(struct server *s, uint64_t now)
 {
-	uint64_t due = DEADLINE_NONE;
+	uint64_t due = pins_watch(s, now);
 	struct session *ss;
 	unsigned int i;
 
