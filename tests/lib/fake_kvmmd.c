@@ -606,7 +606,7 @@ const struct kvmm_desc *fk_desc(unsigned int nr_classes)
 int fc_open(struct fk *f, struct fc *c)
 {
 	const struct kvmm_open_opts o = {
-		.size = sizeof(o), .call_timeout_ns = 100 * NSEC_PER_MSEC,
+		.size = sizeof(o), .call_timeout_ns = FC_TIMEOUT_NS,
 	};
 	unsigned int i;
 	int err;

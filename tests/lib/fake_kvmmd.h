@@ -20,6 +20,7 @@
 
 #include <kvmm/kvmm.h>
 
+#include "ipc/base/clock.h"
 #include "ipc/frame.h"
 #include "ipc/index.h"
 #include "ipc/ledger.h"
@@ -132,7 +133,10 @@ struct fc {
 #define FK_WINDOW_PAGES	3
 
 const struct kvmm_desc *fk_desc(unsigned int nr_classes);
-/* 0 or -errno; 100 ms for each call. */
+/* What a call may take: long enough for a busy machine. */
+#define FC_TIMEOUT_NS	(500 * NSEC_PER_MSEC)
+
+/* 0 or -errno. */
 int fc_open(struct fk *f, struct fc *c);
 void fc_close(struct fc *c);
 /* Key number @i of sequence @seq. */
