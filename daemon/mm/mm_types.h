@@ -619,7 +619,7 @@ void publish_fail(struct mm_client *c, int err);
 /* Entries whose turn has come. */
 uint64_t publish_run(struct mm *mm, uint64_t now_ns);
 
-/* -- engine.c ---------------------------------------------------------------- */
+/* -- engine.c, client.c, quarantine.c, pins.c ----------------------------------- */
 
 /* Puts @op on its client's list. */
 void mm_op_init(struct mm_op *op, struct mm_win *w, uint64_t tag, uint8_t kind,
@@ -640,6 +640,17 @@ void step_wait_del(struct mm_engine *e, struct step_wait *w);
 uint64_t engine_step(struct mm_engine *e);
 /* @f is QUARANTINE and has no reference: zeroed on a worker, then put. */
 void frame_zero(struct mm_pool *p, uint32_t f);
+/* OPEN frames of @e in @p, which has ended: quarantine, zero, put. */
+void pool_quarantine(struct mm_pool *p, struct mm_engine *e);
+struct mm_engine *engine_create(struct mm *mm, uint32_t socket, uint32_t world);
+void engine_free(struct mm_engine *e);
+void engine_add(struct mm_engine *e, struct mm_client *c);
+/* A member has exited, or it is evicted: what it waits for fails. */
+void engine_dying(struct mm_engine *e);
+/* All members have exited: nothing of it runs any more. */
+void engine_end(struct mm_engine *e);
+/* Windows, spaces, its place in the engine; the server may unmap its ledger. */
+void client_free(struct mm_client *c);
 /* More than it may: all members are disconnected, and their pins are void. */
 void engine_evict(struct mm_engine *e, const char *why);
 /* This one is to be disconnected; asked for once. */
