@@ -1,19 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Clients, the engines they are members of, steps, and death.
+ * Engines: members, steps, and death.
  *
- *   client	one process; ends when its pidfd says so. Its socket may close
- *		long before: then nobody answers it any more, but its pins and
- *		frames stay, since its kernels may still run
- *   engine	FORMING until all members with a step word have joined, ALIVE,
- *		DYING from the first exit on (or when it broke a limit); ended
- *		when the last member has exited
+ * FORMING until all members with a step word have joined, ALIVE, DYING from the
+ * first exit on (or when it broke a limit); ended when the last member has
+ * exited.
  *
  * A dying engine gets nothing new: what it waited for fails with -EOWNERDEAD.
  * What it holds stays until it has ended, because a member that still runs may
  * read it. Then its windows leave the lists that pins are summed over, and its
- * OPEN frames, which nobody else ever saw, go through quarantine: workers zero
- * them, and they are free.
+ * OPEN frames, which nobody else ever saw, go through quarantine.
  *
  * Steps. The engine's step is the minimum over the step words of its members,
  * 0 before all have joined, and never goes back here whatever a client stores.
@@ -130,7 +126,7 @@ void mm_step_done(struct mm_client *c)
 
 /* -- engines --------------------------------------------------------------- */
 
-static struct mm_engine *engine_create(struct mm *mm, uint32_t socket,
+struct mm_engine *engine_create(struct mm *mm, uint32_t socket,
 				       uint32_t world)
 {
 	struct mm_engine *e = calloc(1, sizeof(*e));
@@ -148,7 +144,7 @@ static struct mm_engine *engine_create(struct mm *mm, uint32_t socket,
 	return e;
 }
 
-static void engine_free(struct mm_engine *e)
+void engine_free(struct mm_engine *e)
 {
 	list_del(&e->link);
 	free(e);
@@ -173,7 +169,7 @@ static void engine_set_state(struct mm_engine *e, enum ledger_engine_state st)
 	}
 }
 
-static void engine_add(struct mm_engine *e, struct mm_client *c)
+void engine_add(struct mm_engine *e, struct mm_client *c)
 {
 	c->engine = e;
 	e->nr_members++;
@@ -216,7 +212,7 @@ static void engine_fail_waits(struct mm_engine *e)
 	}
 }
 
-static void engine_dying(struct mm_engine *e)
+void engine_dying(struct mm_engine *e)
 {
 	struct mm_client *c;
 
@@ -243,205 +239,24 @@ void engine_evict(struct mm_engine *e, const char *why)
 		client_evict(c, why);
 }
 
-/* -- zeroing ---------------------------------------------------------------- */
-
-#define ZERO_JOB_FRAMES	1024u
-#define ZERO_JOB_BYTES	(UINT64_C(32) << 20)	/* some 5 ms of one worker */
-
-/* Frames of one pool that a worker zeroes. */
-struct zero_job {
-	struct work	work;
-	struct mm_pool	*pool;
-	uint32_t	n;
-	uint32_t	stride;
-	uint32_t	frame[ZERO_JOB_FRAMES];
-	void		*addr[ZERO_JOB_FRAMES];
-};
-
-static void zero_fn(struct work *work)
+/* All members have exited: nothing of it runs any more. */
+void engine_end(struct mm_engine *e)
 {
-	struct zero_job *j = container_of(work, struct zero_job, work);
-	uint32_t i;
+	struct mm_client *c, *tmp;
+	struct mm_win *w;
 
-	for (i = 0; i < j->n; i++)
-		memset(j->addr[i], 0, j->stride);
-}
-
-static void zero_done(struct work *work)
-{
-	struct zero_job *j = container_of(work, struct zero_job, work);
-	struct mm_pool *p = j->pool;
-	uint32_t i;
-
-	p->space->mm->nr_jobs--;
-	for (i = 0; i < j->n; i++)
-		frame_put(p, j->frame[i]);
-	free(j);
-	pool_feed(p);
-}
-
-static void zero_submit(struct zero_job *j)
-{
-	struct mm *mm = j->pool->space->mm;
-
-	mm->nr_jobs++;
-	if (mm->o.pool) {
-		work_submit(mm->o.pool, &j->work);
-		return;
-	}
-	zero_fn(&j->work);
-	zero_done(&j->work);
-}
-
-/* Adds @f to *@job and hands that over when it is full. */
-static void zero_add(struct zero_job **job, struct mm_pool *p, uint32_t f)
-{
-	struct zero_job *j = *job;
-
-	if (!j) {
-		j = malloc(sizeof(*j));
-		if (!j) {
-			/* slow, but the frame is not lost */
-			memset(frame_addr(p, f), 0, p->stride);
-			frame_put(p, f);
-			return;
-		}
-		memset(&j->work, 0, sizeof(j->work));
-		j->work.fn = zero_fn;
-		j->work.done = zero_done;
-		j->pool = p;
-		j->stride = p->stride;
-		j->n = 0;
-		*job = j;
-	}
-	p->meta[f].flags |= FMETA_ZERO;
-	j->frame[j->n] = f;
-	j->addr[j->n++] = frame_addr(p, f);
-	if (j->n < ZERO_JOB_FRAMES &&
-	    (uint64_t)j->n * p->stride < ZERO_JOB_BYTES)
-		return;
-	zero_submit(j);
-	*job = NULL;
-}
-
-void frame_zero(struct mm_pool *p, uint32_t f)
-{
-	struct zero_job *job = NULL;
-
-	zero_add(&job, p, f);
-	if (job)
-		zero_submit(job);
-}
-
-/* OPEN frames of @e in @p: nobody else knows them, nobody will finish them. */
-static void pool_quarantine(struct mm_pool *p, struct mm_engine *e)
-{
-	struct zero_job *job = NULL;
-	uint32_t no, f, end;
-
-	for (no = 1; no <= p->max_extents && e->nr_open; no++) {
-		if (!p->extent[no].ext || !p->extent[no].nr_used)
-			continue;
-		f = no * p->per_extent;
-		for (end = f + p->per_extent; f < end; f++) {
-			struct frame_meta *m = &p->meta[f];
-
-			if (m->owner != e ||
-			    frame_word_state(frame_word_of(p, f)) != FRAME_OPEN)
-				continue;
-			frame_quarantine(p, f);
-			if (!m->refs)
-				zero_add(&job, p, f);
-		}
-	}
-	if (job)
-		zero_submit(job);
-}
-
-/* -- clients ---------------------------------------------------------------- */
-
-static void copy_str(char *dst, size_t size, const char *src)
-{
-	size_t n = src ? strnlen(src, size - 1) : 0;
-
-	memcpy(dst, src ? src : "", n);
-	dst[n] = '\0';
-}
-
-int mm_client_create(struct mm *mm, const struct mm_client_opts *o,
-		     struct mm_client **ret)
-{
-	struct mm_client *c;
-	struct mm_engine *e;
-
-	if (!o->ledger || !o->ledger->addr)
-		return -EINVAL;
-	c = calloc(1, sizeof(*c));
-	if (!c)
-		return -ENOMEM;
-	e = engine_create(mm, o->socket, 1);
-	if (!e) {
-		free(c);
-		return -ENOMEM;
-	}
-	e->anonymous = true;
-	c->mm = mm;
-	c->o = *o;
-	copy_str(c->tenant, sizeof(c->tenant), o->tenant);
-	copy_str(c->name, sizeof(c->name), o->name);
-	c->o.tenant = c->tenant;
-	c->o.name = c->name;
-	c->ledger = o->ledger->addr;
-	c->connected = true;
-	list_init(&c->windows);
-	list_init(&c->ops);
-	engine_add(e, c);
-	*ret = c;
-	return 0;
-}
-
-void *mm_client_arg(const struct mm_client *c)
-{
-	return c->o.arg;
-}
-
-struct mm_engine *mm_client_engine(const struct mm_client *c)
-{
-	return c->engine;
-}
-
-uint32_t mm_client_rank(const struct mm_client *c)
-{
-	return c->rank;
-}
-
-uint32_t mm_client_flags(const struct mm_client *c)
-{
-	return c->flags;
-}
-
-uint32_t mm_client_world(const struct mm_client *c)
-{
-	return c->engine->world;
-}
-
-void mm_client_members(struct mm_client *c,
-		       void (*fn)(struct mm_client *peer, void *arg),
-		       void *arg)
-{
-	struct mm_client *peer;
-
-	list_for_each_entry(peer, &c->engine->members, engine_link)
-		if (peer != c && !peer->exited && !peer->replaced)
-			fn(peer, arg);
-}
-
-void client_evict(struct mm_client *c, const char *why)
-{
-	if (c->evicted || !c->connected)
-		return;
-	c->evicted = true;
-	c->mm->ops->evict_client(c, why);
+	e->ended = true;
+	list_for_each_entry(c, &e->members, engine_link)
+		list_for_each_entry(w, &c->windows, client_link)
+			win_void(w);
+	list_for_each_entry(c, &e->members, engine_link)
+		list_for_each_entry(w, &c->windows, client_link)
+			if (e->nr_open)
+				pool_quarantine(w->pool, e);
+	list_for_each_entry_safe(c, tmp, &e->members, engine_link)
+		client_free(c);
+	if (!e->nr_open && !e->nr_quarantine)
+		engine_free(e);
 }
 
 /* -- joining ----------------------------------------------------------------- */
@@ -542,233 +357,6 @@ int mm_client_join(struct mm_client *c, const uint8_t token[16],
 			mm->ops->member(peer, c, false);
 	engine_steps_poll(en);
 	return 0;
-}
-
-/* -- leaving ------------------------------------------------------------------ */
-
-void mm_client_disconnect(struct mm_client *c)
-{
-	struct mm_win *w;
-	struct mm_op *op;
-
-	if (!c->connected)
-		return;
-	c->connected = false;
-	/* all of them first: one that ends may let another one be answered */
-	list_for_each_entry(op, &c->ops, link) {
-		op->client = NULL;
-		op->win->refs--;
-		op->win = NULL;
-	}
-	while ((op = list_first(&c->ops, struct mm_op, link))) {
-		list_del(&op->link);
-		op->cancel(op);
-	}
-	list_for_each_entry(w, &c->windows, client_link) {
-		win_leave_wait(w);
-		if (mm_broken(c->mm, MM_BREAK_LEDGER))
-			win_void(w);
-	}
-}
-
-static void client_free(struct mm_client *c)
-{
-	struct mm_win *w;
-
-	while ((w = list_first(&c->windows, struct mm_win, client_link)))
-		win_destroy(w);
-	while (c->nr_spaces)
-		mm_detach(c, c->spaces[0]);
-	list_del(&c->engine_link);
-	if (c->exit_done)
-		c->exit_done(c->exit_arg);
-	free(c);
-}
-
-/* All members have exited: nothing of it runs any more. */
-static void engine_end(struct mm_engine *e)
-{
-	struct mm_client *c, *tmp;
-	struct mm_win *w;
-
-	e->ended = true;
-	list_for_each_entry(c, &e->members, engine_link)
-		list_for_each_entry(w, &c->windows, client_link)
-			win_void(w);
-	list_for_each_entry(c, &e->members, engine_link)
-		list_for_each_entry(w, &c->windows, client_link)
-			if (e->nr_open)
-				pool_quarantine(w->pool, e);
-	list_for_each_entry_safe(c, tmp, &e->members, engine_link)
-		client_free(c);
-	if (!e->nr_open && !e->nr_quarantine)
-		engine_free(e);
-}
-
-void mm_client_exit(struct mm_client *c, void (*done)(void *arg), void *arg)
-{
-	struct mm_engine *e = c->engine;
-	struct mm_client *peer;
-
-	mm_client_disconnect(c);
-	c->exited = true;
-	c->exit_done = done;
-	c->exit_arg = arg;
-	e->nr_exited++;
-	engine_dying(e);
-	if (e->nr_exited == e->nr_members) {
-		engine_end(e);
-		return;
-	}
-	list_for_each_entry(peer, &e->members, engine_link)
-		if (peer->connected)
-			e->mm->ops->member(peer, c, true);
-}
-
-/* -- operations ---------------------------------------------------------------- */
-
-void mm_op_init(struct mm_op *op, struct mm_win *w, uint64_t tag, uint8_t kind,
-		void (*cancel)(struct mm_op *op))
-{
-	op->client = w->client;
-	op->win = w;
-	op->tag = tag;
-	op->op = kind;
-	op->cancel = cancel;
-	w->refs++;
-	list_add_tail(&w->client->ops, &op->link);
-}
-
-void mm_op_fini(struct mm_op *op)
-{
-	struct mm_win *w = op->win;
-
-	list_del(&op->link);
-	op->client = NULL;
-	op->win = NULL;
-	if (!w)
-		return;
-	w->refs--;
-	win_retire(w);
-}
-
-void mm_op_complete(struct mm_op *op, struct mm_pool *p, int32_t result,
-		    uint32_t n, const struct ring_result *res)
-{
-	struct ring_cqe cqe = {
-		.op = op->op, .result = result, .tag = op->tag, .n = n,
-	};
-	uint32_t i;
-
-	if (!op->client) {
-		for (i = 0; i < n; i++)
-			if (res[i].frame)
-				frame_unref(p, res[i].frame);
-		return;
-	}
-	for (i = 0; i < n; i++)
-		op->win->refs += res[i].frame != 0;
-	p->space->mm->ops->complete(op->client, op->win, &cqe, res);
-}
-
-void mm_handover_put(struct mm_win *w, uint32_t frame)
-{
-	if (frame_live(w->pool, frame))
-		frame_unref(w->pool, frame);
-	if (w->refs)
-		w->refs--;
-	win_retire(w);
-}
-
-void mm_cancel(struct mm_client *c, uint64_t tag)
-{
-	struct mm_op *op;
-
-	list_for_each_entry(op, &c->ops, link) {
-		if (op->tag != tag)
-			continue;
-		op->cancel(op);
-		return;
-	}
-}
-
-/* -- too many pins ---------------------------------------------------------------- */
-
-#define PIN_COUNT_NS	NSEC_PER_SEC	/* between two counts of a pool */
-#define PIN_COUNT_LOADS	65536u		/* of pins, in one call */
-
-static void pins_reset(struct mm_pool *p)
-{
-	struct mm_win *w;
-
-	list_for_each_entry(w, &p->windows, pool_link)
-		w->engine->scan_pinned = 0;
-}
-
-/* Distinct frames of an extent that each engine pins; its windows are adjacent. */
-static uint32_t pins_count_extent(struct mm_pool *p, uint32_t no)
-{
-	uint32_t f = no * p->per_extent, end = f + p->per_extent, loads = 0;
-
-	for (; f < end; f++) {
-		struct mm_engine *seen = NULL;
-		struct mm_win *w;
-
-		list_for_each_entry(w, &p->windows, pool_link) {
-			if (w->engine == seen)
-				continue;
-			loads++;
-			/* relaxed: a count, nothing is reclaimed by it */
-			if (!atomic_load_explicit(&w->pins[f],
-						  memory_order_relaxed))
-				continue;
-			seen = w->engine;
-			seen->scan_pinned++;
-		}
-	}
-	return loads;
-}
-
-static void pins_judge(struct mm_pool *p)
-{
-	const struct mm *mm = p->space->mm;
-	uint64_t limit = p->nd->node->capacity / p->stride *
-			 mm->o.pin_limit_pct / 100;
-	struct mm_win *w;
-
-again:
-	list_for_each_entry(w, &p->windows, pool_link) {
-		if (w->engine->evicted || w->engine->scan_pinned <= limit)
-			continue;
-		engine_evict(w->engine, "more pinned frames than it may have");
-		goto again;
-	}
-}
-
-void pool_count_pins(struct mm_pool *p)
-{
-	struct mm *mm = p->space->mm;
-	uint32_t loads = 0;
-
-	if (!mm->o.pin_limit_pct || (mm->pin_pool && mm->pin_pool != p))
-		return;
-	if (!mm->pin_pool) {
-		if (!p->want || mm->now_ns < p->pin_scan_ns)
-			return;
-		mm->pin_pool = p;
-		p->pin_scan_at = 1;
-		pins_reset(p);
-	}
-	for (; p->pin_scan_at <= p->max_extents; p->pin_scan_at++) {
-		if (loads >= PIN_COUNT_LOADS)
-			return;
-		if (p->extent[p->pin_scan_at].ext)
-			loads += pins_count_extent(p, p->pin_scan_at);
-	}
-	mm->pin_pool = NULL;
-	p->pin_scan_at = 0;
-	p->pin_scan_ns = mm->now_ns + PIN_COUNT_NS;
-	pins_judge(p);
 }
 
 /* -- running ----------------------------------------------------------------------- */

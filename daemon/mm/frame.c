@@ -309,6 +309,9 @@ bool frame_isolate(struct mm_pool *p, uint32_t f)
 
 	if (m->refs || pg->copy[p->nd->ix].refs)
 		return false;
+	/* nearly always it goes, and then these two are wanted */
+	index_prefetch(p->space, pg->key, pg->group, p->nd->ix);
+	page_prefetch(p->space, pg->group, pg->key);
 	if (isolate_and_sum(p, f)) {
 		word_store(p, f, frame_word(m->gen, FRAME_READY));
 		p->nd->c.isolate_pinned++;

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Who pins more than it may.
+ *
+ * Pins are counters that clients write; nothing stops one from pinning all there
+ * is. So when frames are short the distinct pinned frames of each engine are
+ * counted, a part of a pool at a time, and an engine over the limit is cut off:
+ * its pins are void at once, so only it can suffer.
+ */
+#include "daemon/mm/mm_types.h"
+#include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
+
+#define PIN_COUNT_NS	NSEC_PER_SEC	/* between two counts of a pool */
+#define PIN_COUNT_LOADS	65536u		/* of pins, in one call */
+
+static void pins_reset(struct mm_pool *p)
+{
+	struct mm_win *w;
+
+	list_for_each_entry(w, &p->windows, pool_link)
+		w->engine->scan_pinned = 0;
+}
+
+/* Distinct frames of an extent that each engine pins; its windows are adjacent. */
+static uint32_t pins_count_extent(struct mm_pool *p, uint32_t no)
+{
+	uint32_t f = no * p->per_extent, end = f + p->per_extent, loads = 0;
+
+	for (; f < end; f++) {
+		struct mm_engine *seen = NULL;
+		struct mm_win *w;
+
+		list_for_each_entry(w, &p->windows, pool_link) {
+			if (w->engine == seen)
+				continue;
+			loads++;
+			/* relaxed: a count, nothing is reclaimed by it */
+			if (!atomic_load_explicit(&w->pins[f],
+						  memory_order_relaxed))
+				continue;
+			seen = w->engine;
+			seen->scan_pinned++;
+		}
+	}
+	return loads;
+}
+
+static void pins_judge(struct mm_pool *p)
+{
+	const struct mm *mm = p->space->mm;
+	uint64_t limit = p->nd->node->capacity / p->stride *
+			 mm->o.pin_limit_pct / 100;
+	struct mm_win *w;
+
+again:
+	list_for_each_entry(w, &p->windows, pool_link) {
+		if (w->engine->evicted || w->engine->scan_pinned <= limit)
+			continue;
+		engine_evict(w->engine, "more pinned frames than it may have");
+		goto again;
+	}
+}
+
+void pool_count_pins(struct mm_pool *p)
+{
+	struct mm *mm = p->space->mm;
+	uint32_t loads = 0;
+
+	if (!mm->o.pin_limit_pct || (mm->pin_pool && mm->pin_pool != p))
+		return;
+	if (!mm->pin_pool) {
+		if (!p->want || mm->now_ns < p->pin_scan_ns)
+			return;
+		mm->pin_pool = p;
+		p->pin_scan_at = 1;
+		pins_reset(p);
+	}
+	for (; p->pin_scan_at <= p->max_extents; p->pin_scan_at++) {
+		if (loads >= PIN_COUNT_LOADS)
+			return;
+		if (p->extent[p->pin_scan_at].ext)
+			loads += pins_count_extent(p, p->pin_scan_at);
+	}
+	mm->pin_pool = NULL;
+	p->pin_scan_at = 0;
+	p->pin_scan_ns = mm->now_ns + PIN_COUNT_NS;
+	pins_judge(p);
+}
