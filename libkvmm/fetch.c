@@ -17,24 +17,25 @@
 /* -- the answer ----------------------------------------------------------------- */
 
 /*
- * Pin @frame for the page, or for the request when the match has been replaced
- * meanwhile. The daemon's reference on it lasts until the head passes.
+ * Pin the frame for the page, or for the request when the match has been
+ * replaced meanwhile. False: it is gone, and with it the daemon.
  */
-static void fetched(struct kvmm_job *op, struct kvmm_view *v,
+static bool fetched(struct kvmm_job *op, struct kvmm_view *v,
 		    const struct kvmm_op_page *pg, const struct ring_result *r)
 {
 	struct kvmm_req *rq = op->rq;
 	struct kvmm_mset *m = kvmm_req_match(rq);
 	struct kvmm_page *p = &m->page[pg->page];
 
+	if (!rq->ended && !kvmm_pin_word(v, r->frame, r->word))
+		return false;
 	kvmm_req_set_tail(rq, pg->group, v, r->frame, r->word, pg->len);
 	if (rq->ended)
-		return;
-	kvmm_pin(v, r->frame);
+		return true;
 	if (m->gen != op->gen || m->node != v->node ||
 	    (p->flags & PAGE_PINNED)) {
 		kvmm_own_add_pin(kvmm_req_own(rq, v), r->frame);
-		return;
+		return true;
 	}
 	p->state = KVMM_HIT;
 	p->node = v->node;
@@ -42,6 +43,7 @@ static void fetched(struct kvmm_job *op, struct kvmm_view *v,
 	p->fword = r->word;
 	p->flags |= PAGE_PINNED;
 	m->nr_pins++;
+	return true;
 }
 
 void kvmm_fetch_result(struct kvmm_job *op, const struct kvmm_op_part *part,
@@ -61,12 +63,12 @@ void kvmm_fetch_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 		out->frame = 0;
 		if (out->result)
 			continue;
-		if (!r || !r->frame || r->frame >= v->max_frames) {
+		if (!r || !r->frame || r->frame >= v->max_frames ||
+		    !fetched(op, v, pg, r)) {
 			out->result = -ENOENT;
 			continue;
 		}
 		out->frame = r->frame;
-		fetched(op, v, pg, r);
 		good++;
 	}
 	stat_add(op->era->k, fetched, good);

@@ -597,6 +597,12 @@ void kvmm_req_free_all(struct kvmm *k);
 void kvmm_req_abandon(struct kvmm_req *rq);
 
 /* pin.c: the client's half of the pin protocol */
+/*
+ * Pin @frame if its word is still @word: what a completion names. The daemon's
+ * hand-over reference makes that so, until the connection ends: then it drops
+ * them all, and a completion may be read after that.
+ */
+bool kvmm_pin_word(struct kvmm_view *v, uint32_t frame, uint64_t word);
 void kvmm_pin(struct kvmm_view *v, uint32_t frame);
 void kvmm_unpin(struct kvmm_view *v, uint32_t frame);
 

@@ -44,8 +44,10 @@ static int one_result(struct kvmm_job *op, struct kvmm_own *o,
 	if (r->result != -EEXIST || !r->frame || r->frame >= v->max_frames)
 		return r->result ? r->result : -EAGAIN;
 	if (!rq->ended) {
-		/* its reference with us lasts until the head passes it */
-		kvmm_pin(v, r->frame);
+		if (!kvmm_pin_word(v, r->frame, r->word)) {
+			out->frame = 0;		/* gone, with the daemon */
+			return -EEXIST;
+		}
 		kvmm_own_add_pin(o, r->frame);
 	}
 	kvmm_req_set_tail(rq, pg->group, v, r->frame, r->word, pg->len);

@@ -56,10 +56,13 @@ static void results(struct ring_result *res, unsigned int n, uint32_t frame)
 {
 	unsigned int i;
 
-	for (i = 0; i < n; i++)
+	for (i = 0; i < n; i++) {
 		res[i] = (struct ring_result){
 			0, frame + i, frame_word(9, FRAME_READY),
 		};
+		fk_word(&f, 0, frame + i, res[i].word);
+		fk_word(&f, 1, frame + i, res[i].word);
+	}
 }
 
 static void only_what_is_not_here_is_asked_for(void **state)
@@ -117,6 +120,31 @@ static void what_came_is_pinned_and_can_be_read(void **state)
 	assert_true(fk_take_op(&f, RING_END, &sqe, NULL));
 	assert_int_equal(sqe.n, 6);
 	assert_int_equal(sqe.frame, 83);
+}
+
+/* The daemon let go of the frame when the connection ended, and reused it. */
+static void a_frame_that_was_reused_meanwhile_is_a_miss(void **state)
+{
+	struct ring_result res[4];
+	struct ring_sqe sqe;
+
+	assert_int_equal(kvmm_fetch(c.rq, 0, N, 0, deadline_in(NSEC_PER_SEC),
+				    7), 0);
+	posted(&sqe);
+	results(res, 4, 80);
+	fk_answer(&f, &sqe, 0, res, 4);
+	fk_word(&f, 0, 81, frame_word(10, FRAME_READY));
+	fk_word(&f, 0, 82, frame_word(9, FRAME_ISOLATED));
+	assert_int_equal(kvmm_poll(c.k, &d, 1), 1);
+	assert_int_equal(d.res[2].result, 0);
+	assert_int_equal(d.res[3].result, -ENOENT);
+	assert_int_equal(d.res[3].frame, 0);
+	assert_int_equal(d.res[4].result, -ENOENT);
+	assert_int_equal(d.res[5].result, 0);
+	assert_int_equal(fk_pins(&f, 0, 80), 1);
+	assert_int_equal(fk_pins(&f, 0, 81), 0);
+	assert_int_equal(fk_pins(&f, 0, 82), 0);
+	assert_int_equal(fk_pins(&f, 0, 83), 1);
 }
 
 /* Nobody answers: the library does, in time, and the truth comes too late. */
@@ -365,6 +393,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(only_what_is_not_here_is_asked_for),
 		T(what_came_is_pinned_and_can_be_read),
+		T(a_frame_that_was_reused_meanwhile_is_a_miss),
 		T(a_late_page_is_a_miss_in_time),
 		T(without_a_deadline_the_cost_is_one),
 		T(nothing_to_ask_is_answered_at_once),

@@ -121,6 +121,7 @@ static void a_second_publisher_gets_the_canonical_frame(void **state)
 	struct ring_result res = { -EEXIST, 100, frame_word(5, FRAME_READY) };
 	struct ring_sqe sqe;
 
+	fk_word(&f, 0, 100, res.word);
 	posted(1, &sqe);
 	fk_answer(&f, &sqe, 0, &res, 1);
 	assert_int_equal(f.l->cq.head, 0);
@@ -135,6 +136,21 @@ static void a_second_publisher_gets_the_canonical_frame(void **state)
 	kvmm_req_end(c.rq, KVMM_ENDED, 0);
 	c.rq = NULL;
 	assert_int_equal(pins(100), 0);
+}
+
+/* The daemon let go of it when the connection ended, and reused it. */
+static void a_canonical_frame_that_was_reused_is_not_named(void **state)
+{
+	struct ring_result res = { -EEXIST, 100, frame_word(5, FRAME_READY) };
+	struct ring_sqe sqe;
+
+	fk_word(&f, 0, 100, frame_word(6, FRAME_READY));
+	posted(1, &sqe);
+	answer(&sqe, &res, 1);
+	assert_int_equal(d.res[0].result, -EEXIST);
+	assert_int_equal(d.res[0].frame, 0);
+	assert_int_equal(pins(100), 0);
+	assert_int_equal(kvmm_free(c.rq, 0, 0, fr, 1, 0), 0);
 }
 
 static void what_is_refused_stays_open_and_mine(void **state)
@@ -316,6 +332,7 @@ int main(void)
 		T(frames_are_pinned_before_the_daemon_sees_them),
 		T(a_sealed_page_stays_pinned_until_the_end),
 		T(a_second_publisher_gets_the_canonical_frame),
+		T(a_canonical_frame_that_was_reused_is_not_named),
 		T(what_is_refused_stays_open_and_mine),
 		T(an_operation_that_is_refused_touches_no_page),
 		T(an_answer_after_the_end_leaves_nothing_behind),

@@ -680,7 +680,7 @@ struct kvmm_pub {
  * A page becomes findable when every member has completed @after. The request
  * holds a pin on it until its end. Per page: 0; -EEXIST (somebody's page was
  * first: @frame stays mine, the result names the canonical frame, pinned for
- * this request); -ESTALE (its parent is in no node); -EBADMSG (@crc does not
+ * this request, or 0 if it has gone again); -ESTALE (its parent is in no node); -EBADMSG (@crc does not
  * match); -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not my OPEN frame).
  * Return: 0 (posted), -EAGAIN (ring full), -EACCES, -EROFS, -EINVAL, -ENOTCONN,
  * -ESTALE (a request of a former daemon), -EOWNERDEAD.
