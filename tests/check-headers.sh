@@ -23,7 +23,7 @@ check() {
 	fi
 }
 
-flags=(-D_GNU_SOURCE -I. -Ilibkvmm/include -Wall -Wextra -Werror
+flags=(-D_GNU_SOURCE -DKVMM_TEST_BUILD -I. -Ilibkvmm/include -Wall -Wextra -Werror
        -Wno-unused-parameter -Wno-unused-function -fsyntax-only)
 cxx=$(command -v c++ || command -v g++ || command -v clang++)
 
