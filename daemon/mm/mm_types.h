@@ -706,7 +706,7 @@ void fetch_frames_came(struct mm_pool *p);
 bool fetch_abandon(struct page *pg, struct mm_node *nd);
 /* Empty the extent of @p touched longest ago; 0 begun, -EBUSY, -ENOENT. */
 int pool_evacuate(struct mm_pool *p);
-/* @p ends: whatever was being emptied of it is pool_end()'s now. */
+/* @p is no more: nor is whatever was being emptied of it. */
 void evacuate_forget(struct mm_pool *p);
 
 /* The instance's policy. */

@@ -202,6 +202,7 @@ void pool_destroy(struct mm_pool *p)
 {
 	if (p->nd->next_pool == p)
 		p->nd->next_pool = NULL;
+	evacuate_forget(p);
 	if (p->space->mm->pin_pool == p)
 		p->space->mm->pin_pool = NULL;
 	pool_policy_fini(p);
