@@ -149,7 +149,9 @@ static int mset_fill(struct kvmm_req *rq, struct kvmm_mset *m,
 				d->cls[g->cls].name, node);
 		if (g->n / g->ratio < m->max_units)
 			m->max_units = g->n / g->ratio;
-		memcpy(m->key[at], keys[i].k, g->n * sizeof(*m->key));
+		if (g->n)
+			memcpy(m->key[at], keys[i].k,
+			       g->n * sizeof(*m->key));
 		at += g->n;
 	}
 	for (i = 0; i < total; i++) {

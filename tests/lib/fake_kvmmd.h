@@ -46,7 +46,7 @@ struct fk_win {
 	uint64_t	up[FK_EXTENTS], down[FK_EXTENTS];
 	uint32_t	mag_tail;
 	_Atomic unsigned int opens, closes, syncs;
-	bool		open;
+	_Atomic bool	open;
 };
 
 /**
