@@ -290,6 +290,57 @@ static void number_of_a_gone_extent_is_new_to_everybody(void **state)
 	assert_true(bitmap_shared_test(a->win->bitmap, no));
 }
 
+static bool second_class_has_frames(void *arg)
+{
+	uint32_t *f = arg;
+
+	mr_sync(a);
+	mr_sync(b);
+	mm_refill(b->win, 4);
+	return mr_pop(b, f, 4) == 4;
+}
+
+static void full_node_makes_room_for_another_class(void **state)
+{
+	uint32_t i, f[4], n;
+
+	assert_int_equal(attach(a, "m", PAGE, 0), 0);
+	mr_win(a, 0);
+	n = rig.host->capacity / PAGE;
+	for (i = 0; i < 2 * n; i++)
+		mr_put(a, i, 0, 1);
+	assert_true(rig.host->used == rig.host->capacity);
+	assert_int_equal(attach(b, "other", 2 * PAGE, 0), 0);
+	mr_win(b, 0);
+	mr_until(&rig, second_class_has_frames, f);
+	/* new memory: nothing of the first class can be read in it */
+	for (i = 0; i < 4; i++) {
+		const uint8_t *p = frame_addr(b->win->pool, f[i]);
+		uint32_t k;
+
+		for (k = 0; k < 2 * PAGE; k++)
+			assert_int_equal(p[k], 0);
+	}
+}
+
+static void full_node_of_pins_refuses_another_class(void **state)
+{
+	struct mm_pool *p;
+	uint32_t i, n;
+
+	assert_int_equal(attach(a, "m", PAGE, 0), 0);
+	mr_win(a, 0);
+	p = a->win->pool;
+	n = rig.host->capacity / PAGE;
+	for (i = 0; i < 2 * n; i++)
+		mr_put(a, i, 0, 1);
+	for (i = p->per_extent; i < p->max_frames; i++)
+		if (frame_live(p, i))
+			mr_pin(a, i, 1);
+	assert_int_equal(attach(b, "other", 2 * PAGE, 0), -ENOSPC);
+	assert_true(e.text[0]);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -310,6 +361,8 @@ int main(void)
 		T(silent_holder_keeps_it_and_is_shown),
 		T(window_that_was_never_told_holds_nothing),
 		T(number_of_a_gone_extent_is_new_to_everybody),
+		T(full_node_makes_room_for_another_class),
+		T(full_node_of_pins_refuses_another_class),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
