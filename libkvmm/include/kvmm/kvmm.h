@@ -220,8 +220,10 @@ enum kvmm_op {
  * @op:		enum kvmm_op
  * @result:	0: look at the pages; -ETIMEDOUT, -ECANCELED, -ESTALE (another
  *		daemon), -ENOTCONN: nothing was done to any
- * @first:	fetch: first page of the request's hits; publish: 0
- * @n:		elements of @res
+ * @first:	fetch: where the first page stands in the request's hits;
+ *		publish: 0
+ * @n:		elements of @res. Fetch: units [first, end) of the match's first
+ *		group, then those of its second, and so on
  * @res:	valid until the next kvmm_poll() of this connection
  */
 struct kvmm_done {
@@ -240,7 +242,10 @@ struct kvmm_done {
  * @max:	elements of @done
  *
  * Never blocks. No system call while the daemon is connected and neither side
- * sleeps. Arms kvmm_fd() when it returns 0.
+ * sleeps. When it returned 0, kvmm_fd() becomes readable with the next thing to
+ * do; for some 50 us after the last completion it is readable at once while an
+ * operation is in flight, since a round through the caller's loop costs less
+ * than a sleep. Wait for it level-triggered.
  * Return: completions taken; -ENOTCONN when the daemon is away and nothing is
  * left to take; -EOWNERDEAD when the engine is dying and nothing is left.
  */
@@ -302,7 +307,12 @@ KVMM_API int kvmm_node_find(struct kvmm *k, const char *name);
  */
 KVMM_API int kvmm_step_done(struct kvmm *k, uint64_t step);
 
-/** kvmm_step_word() - the word itself, a cache line of its own; NULL if none */
+/**
+ * kvmm_step_word() - the word itself, a cache line of its own; NULL if none
+ *
+ * Stays valid until kvmm_close(), but it is another one after a change of
+ * kvmm_epoch(): ask again then.
+ */
 KVMM_API uint64_t *kvmm_step_word(struct kvmm *k);
 
 /** kvmm_step_engine() - [H] the engine's step: the minimum over its members */
@@ -372,7 +382,7 @@ struct kvmm_desc {
  * @desc:	copied
  *
  * Return: 0; -EINVAL (the sentence names the field, as when a class's segments
- * do not sum to its page_bytes); -EPROTO (a member of the same engine
+ * do not sum to its page_bytes); -EBUSY (attached already); -EPROTO (a member of the same engine
  * described it otherwise, or %KVMM_MUST_JOIN); -ENOENT (a read-only client and
  * no such space); -ENOSPC; -EUSERS (256 spaces); -ENOTCONN; -ETIMEDOUT.
  * The caller owns *@ret: kvmm_space_detach().
@@ -380,7 +390,7 @@ struct kvmm_desc {
 KVMM_API int kvmm_space_attach(struct kvmm *k, const struct kvmm_desc *desc,
 			       struct kvmm_space **ret);
 
-/** kvmm_space_detach() - leave; its requests and windows must be closed */
+/** kvmm_space_detach() - leave; ends its requests, closes its windows */
 KVMM_API void kvmm_space_detach(struct kvmm_space *sp);
 
 /** kvmm_space_id() - SHA-256 of the canonical descriptor and the tenant */
@@ -397,7 +407,7 @@ KVMM_API int kvmm_mode(const struct kvmm_space *sp);
  * @out:	@n / @block keys
  *
  * key = SHA-256("kvmm-key-1", parent or space id, u32 n, tokens, u32 nextra,
- * extra), integers little-endian.
+ * extra), integers little-endian, n = @block.
  * Return: number of keys, or -EINVAL.
  */
 KVMM_API int kvmm_key_chain(const struct kvmm_space *sp,
@@ -406,7 +416,12 @@ KVMM_API int kvmm_key_chain(const struct kvmm_space *sp,
 			    const void *extra, size_t nextra,
 			    struct kvmm_key *out);
 
-/** kvmm_key_wrap() - a key from an engine's own block hash, pure */
+/**
+ * kvmm_key_wrap() - a key from an engine's own block hash, pure
+ *
+ * key = SHA-256("kvmm-wrap-1", space id, u32 len, hash), little-endian.
+ * Return: 0 or -EINVAL.
+ */
 KVMM_API int kvmm_key_wrap(const struct kvmm_space *sp, const void *hash,
 			   size_t len, struct kvmm_key *out);
 
@@ -419,7 +434,8 @@ KVMM_API int kvmm_key_wrap(const struct kvmm_space *sp, const void *hash,
  * @max_frames:	address space to reserve; 0 = the node's largest
  * @spare:	0
  * @on_extent:	called in win_open/win_sync/win_close when an extent comes
- *		(@up = 1, mapped) or goes (@up = 0, still mapped); may be NULL
+ *		(@up = 1, mapped) or goes (@up = 0, still mapped); may be NULL.
+ *		It must make no set-up call on the same connection
  */
 struct kvmm_win_opts {
 	uint32_t	size;
@@ -460,7 +476,8 @@ KVMM_API void *kvmm_win_ptr(const struct kvmm_win *w, unsigned int seg,
 
 /**
  * kvmm_win_sync() - apply growth, give up extents
- * @step: the last completed step
+ * @step: the last completed step: nothing that was launched up to it, and
+ *	  nothing later, touches an extent that is given up here
  *
  * The only call that maps or unmaps. No system call when nothing changed.
  * After a change of daemon it attaches again, once the old requests have ended.
@@ -584,7 +601,7 @@ struct kvmm_match {
 /**
  * kvmm_peek() - [H] what a match would find; no pins, no touch, repeatable
  * @m:	written
- * Return: 0 or -EINVAL.
+ * Return: 0, -EINVAL, -ENOMEM, -EOWNERDEAD, -ECHILD.
  */
 KVMM_API int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
 		       unsigned int ngroups, kvmm_node_t node,
@@ -597,8 +614,14 @@ KVMM_API int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
  * @hits:	one per key, concatenated in the order of @keys
  * @m:		written
  *
- * Replaces an earlier match of the same request (its pins go). @keys are copied.
- * Return: 0, -EINVAL, -ENOMEM, -ECHILD.
+ * Replaces an earlier match of the same request: its pins go at once, so no
+ * step in flight may read pages that only it had. @keys are copied. A BLOB group
+ * has one key, does not count in lengths, and is pinned when it is there; asked
+ * for alone, n_pages and n_resident are 1 or 0.
+ *
+ * A page that is on the node, but beyond a length that all groups have there,
+ * is PENDING with @eta_us 0: it is not pinned, and a fetch costs no read.
+ * Return: 0, -EINVAL, -ENOMEM, -EOWNERDEAD, -ECHILD.
  */
 KVMM_API int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 			unsigned int ngroups, kvmm_node_t node,
@@ -607,6 +630,9 @@ KVMM_API int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 /**
  * kvmm_trim() - [H] keep the pins of the first @n units only
  * @after: last launched step that reads the others; 0 = none
+ *
+ * Pages that it published stay pinned until its end.
+ * Return: 0 or -ECHILD.
  */
 KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
 
@@ -616,7 +642,8 @@ KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
  * @after:	last launched step that uses its frames; 0 = none
  *
  * Drops its pins after that step, frees what was not published. @rq is gone.
- * Never fails: what it returns is 0, or -ECHILD.
+ * Completions of what it has in flight still come, pin nothing, and leave
+ * nothing behind. Never fails: what it returns is 0, or -ECHILD.
  */
 KVMM_API int kvmm_req_end(struct kvmm_req *rq, int how, uint64_t after);
 
@@ -680,8 +707,9 @@ struct kvmm_pub {
  * A page becomes findable when every member has completed @after. The request
  * holds a pin on it until its end. Per page: 0; -EEXIST (somebody's page was
  * first: @frame stays mine, the result names the canonical frame, pinned for
- * this request, or 0 if it has gone again); -ESTALE (its parent is in no node); -EBADMSG (@crc does not
- * match); -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not my OPEN frame).
+ * this request, or 0 if it has gone again); -ESTALE (its parent is in no node);
+ * -EBADMSG (@crc does not match); -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not
+ * my OPEN frame).
  * Return: 0 (posted), -EAGAIN (ring full), -EACCES, -EROFS, -EINVAL, -ENOTCONN,
  * -ESTALE (a request of a former daemon), -EOWNERDEAD.
  */
@@ -691,14 +719,17 @@ KVMM_API int kvmm_publish(struct kvmm_req *rq, kvmm_node_t node,
 
 /**
  * kvmm_fetch() - [H] bring pages of the last match to @node
- * @first:	units [@first, @end) of the match, all groups
- * @deadline_ns: absolute CLOCK_MONOTONIC; 0 = the daemon's default. What is not
+ * @first:	units [@first, @end) of the match, all groups; of a WINDOW or
+ *		LAST group what length @end needs
+ * @deadline_ns: absolute CLOCK_MONOTONIC; 0 = as long as recomputing these
+ *		pages would take, 2 s where nobody gave a cost. What is not
  *		there by then is a miss; the completion comes in time
  * @tag:	of the completion
  *
  * Single flight over all processes. Per page: 0 and the frame, pinned for this
- * request; -ENOENT (gone, unreadable or late: recompute), -EAGAIN (target full
- * of pins: recompute).
+ * request until its end; 0 and no frame (not needed); -ENOENT (gone, unreadable
+ * or late: recompute), -EAGAIN (target full of pins: recompute). A frame may lie
+ * in an extent that is not mapped yet: kvmm_win_sync().
  * Return: 0 (posted), -EAGAIN (ring full), -EINVAL, -ENOTCONN, -ESTALE,
  * -EOWNERDEAD.
  */
@@ -720,6 +751,7 @@ KVMM_API int kvmm_cancel(struct kvmm *k, uint64_t tag);
  * @verdict:	enum kvmm_verdict
  *
  * The page is dropped everywhere and counted.
+ * Return: 0 (posted), -EAGAIN (ring full), -EINVAL, -ENOTCONN.
  */
 KVMM_API int kvmm_report(struct kvmm_req *rq, unsigned int page, int verdict);
 
