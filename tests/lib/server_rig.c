@@ -210,6 +210,12 @@ void rc_hello(struct raw_client *c)
 	c->l = c->ledger_shm.addr;
 	assert_int_equal(c->l->magic, KVMM_MAGIC_LEDGER);
 	assert_int_equal(c->l->bytes, st.st_size);
+	c->sq = (void *)((char *)c->l + c->l->sq_off);
+	c->cq = (void *)((char *)c->l + c->l->cq_off);
+	c->arena = (uint8_t *)c->l + c->l->arena_off;
+	c->sq_entries = c->l->sq_entries;
+	c->cq_entries = c->l->cq_entries;
+	c->arena_bytes = (uint32_t)c->l->arena_bytes;
 	c->doorbell = sock_msg_take_fd(c->m);
 	c->notify = sock_msg_take_fd(c->m);
 }
@@ -319,19 +325,17 @@ void rc_alloc(struct raw_client *c, uint32_t *frames, unsigned int n)
 void rc_submit(struct raw_client *c, struct ring_sqe *e, const void *array,
 	       uint32_t bytes)
 {
-	struct ring_sqe *sq = (void *)((char *)c->l + c->l->sq_off);
-	uint8_t *arena = (uint8_t *)c->l + c->l->arena_off;
-	uint32_t size = (uint32_t)c->l->arena_bytes;
+	uint32_t size = c->arena_bytes;
 	uint32_t off = (uint32_t)c->arena_tail % size;
 	uint32_t pad = off + bytes > size ? size - off : 0;
 
 	if (array) {
 		e->arena_pos = (uint32_t)c->arena_tail + pad;
 		e->arena_len = pad + bytes;
-		memcpy(arena + e->arena_pos % size, array, bytes);
+		memcpy(c->arena + e->arena_pos % size, array, bytes);
 		c->arena_tail += e->arena_len;
 	}
-	sq[c->sq_tail++ % c->l->sq_entries] = *e;
+	c->sq[c->sq_tail++ % c->sq_entries] = *e;
 	atomic_store(&c->l->sq.tail, c->sq_tail);
 }
 
@@ -343,8 +347,8 @@ bool rc_pending(const struct raw_client *c)
 void rc_complete(struct raw_client *c, struct ring_cqe *cqe,
 		 struct ring_result *res, unsigned int max)
 {
-	struct ring_cqe *cq = (void *)((char *)c->l + c->l->cq_off);
-	uint32_t mask = c->l->cq_entries - 1, i;
+	struct ring_cqe *cq = c->cq;
+	uint32_t mask = c->cq_entries - 1, i;
 	uint64_t deadline = deadline_in(WAIT_NS);
 
 	while (!rc_pending(c)) {

@@ -57,6 +57,10 @@ struct raw_client {
 	struct sock_msg	*m;
 	struct shm	hdr, ledger_shm;
 	struct ledger	*l;
+	struct ring_sqe	*sq;		/* where they are, as told at hello */
+	struct ring_cqe	*cq;
+	uint8_t		*arena;
+	uint32_t	sq_entries, cq_entries, arena_bytes;
 	int		doorbell, notify;
 	uint32_t	sq_tail, cq_head;
 	uint64_t	arena_tail;
