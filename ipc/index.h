@@ -6,15 +6,16 @@
  * says about a frame is checked against the frame's word after pinning.
  *
  * Shape. Lines stand in buckets of four (256 bytes). A page has two candidate
- * buckets, and in each the hash names one line: its home and its other line.
- * The writer keeps nearly every page in one of these two, so that a reader of
- * many pages can fetch them ahead of time (index_turn()); what finds no place
- * there stands elsewhere in the two buckets. Probing goes round the first bucket
- * from the home line, then round the second from the other line: at most
- * %INDEX_PROBES lines, so nobody who chooses keys can make a reader walk. The
- * same page has one line per mappable node that holds it (@node = the node),
- * and one line with @node = %INDEX_NODE_BELOW as soon as a node that cannot be
- * mapped holds it.
+ * buckets in one span of 4 KiB, and in each the hash names one line: its home
+ * and its other line. The writer keeps nearly every page in one of these two, so
+ * that a reader of many pages can fetch them ahead of time (index_turn()); one
+ * span, since in a large table the page walk is most of what a look costs, and a
+ * second look must not cost another. What finds no place there stands elsewhere
+ * in the two buckets. Probing goes round the first bucket from the home line,
+ * then round the second from the other line: at most %INDEX_PROBES lines, so
+ * nobody who chooses keys can make a reader walk. The same page has one line per
+ * mappable node that holds it (@node = the node), and one line with @node =
+ * %INDEX_NODE_BELOW as soon as a node that cannot be mapped holds it.
  *
  * Versions. word0 holds a 32-bit version, odd while the daemon writes. A writer
  * stores word0 odd, then the other words with release, then word0 even with
@@ -42,6 +43,7 @@
 
 #define INDEX_BUCKET		4	/* lines a bucket */
 #define INDEX_PROBES		(2 * INDEX_BUCKET)
+#define INDEX_SPAN		64	/* lines that may lie in one memory page */
 #define INDEX_RETRIES		64
 #define INDEX_NODE_BELOW	0xff
 
@@ -108,12 +110,12 @@ static inline struct index_hash index_hash(uint64_t nr_lines,
 {
 	uint64_t h = key_mix(key, seed[0], seed[1],
 			     (uint32_t)group << 8 | node);
-	uint64_t mask = nr_lines - 1;
+	uint64_t mask = nr_lines - 1, span = mask & (INDEX_SPAN - 1);
 	uint64_t a = h & mask;
-	uint64_t b = (h >> 32 ^ h << 13) & mask;
+	uint64_t b = (a & ~span) | (h >> 56 & span);
 
 	if ((a ^ b) < INDEX_BUCKET)
-		b = (b + INDEX_BUCKET) & mask;
+		b ^= INDEX_BUCKET;
 	return (struct index_hash){ .home = a, .other = b };
 }
 
