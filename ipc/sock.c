@@ -265,10 +265,10 @@ int sock_recv(int fd, struct sock_msg *m)
 	m->len = n;
 	/* an empty packet cannot be told from the end, and is no message */
 	err = n ? check_packet(m, mh.msg_flags) : -EPIPE;
-	if (err) {
+	if (err)
 		sock_msg_close_fds(m);
+	if (err && err != -EMFILE)
 		m->len = 0;
-	}
 	return err;
 }
 

@@ -51,7 +51,8 @@ int sock_send(int fd, struct wire_hdr *h, const int *fds, unsigned int nr_fds);
  * sock_recv() - receive one message; never blocks
  *
  * Truncated data or descriptors, a wrong magic, or a length that does not match
- * the packet: -EPROTO, and every descriptor that came is closed.
+ * the packet: -EPROTO, and every descriptor that came is closed. -EMFILE: the
+ * message is there, its descriptors are not.
  * Return: 0, -EAGAIN, -EPIPE (peer closed), -EPROTO, -EMFILE.
  */
 int sock_recv(int fd, struct sock_msg *m);

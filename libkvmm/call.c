@@ -137,6 +137,8 @@ static int call_send(struct kvmm *k, struct wire_hdr *h, uint64_t deadline)
 {
 	int err;
 
+	if (k->sock < 0)
+		return kvmm_fail(-ENOTCONN, "no daemon at %s", k->path);
 	h->seq = ++k->seq;
 	k->call_seq = h->seq;
 	k->call_type = h->type;
@@ -189,9 +191,13 @@ int kvmm_call_more(struct kvmm *k, uint16_t reply, size_t min_bytes,
 			if (!err)
 				continue;
 		}
-		if (err == -EMFILE)
+		if (err == -EMFILE) {
+			/* nothing can be made of what it grants */
+			late_reply(k, k->msg);
+			k->call_again = false;
 			return kvmm_fail(err,
 				"no descriptors left for the daemon's answer");
+		}
 		if (err)
 			return lost(k);
 		if (h->seq == k->call_seq)

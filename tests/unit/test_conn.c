@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -470,6 +471,26 @@ static void a_late_attachment_is_given_back(void **state)
 	assert_int_equal(kvmm_space_attach(c.k, fk_desc(1), &sp), 0);
 }
 
+/* Without descriptors there is no window, on either side. */
+static void a_window_that_cannot_be_taken_is_given_back(void **state)
+{
+	struct rlimit old, less;
+	int top, err;
+
+	kvmm_win_close(c.win[0]);
+	top = dup(0);
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+	less = old;
+	less.rlim_cur = top + 1;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &less), 0);
+	err = kvmm_win_open(c.sp, 0, 0, NULL, &c.win[0]);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+	close(top);
+	assert_int_equal(err, -EMFILE);
+	assert_int_equal(kvmm_win_open(c.sp, 0, 0, NULL, &c.win[0]), 0);
+	assert_int_equal(f.win[0].closes, 2);
+}
+
 static void closing_does_not_wait_for_ever(void **state)
 {
 	uint64_t t0 = now_ns();
@@ -776,6 +797,7 @@ int main(void)
 		T(set_up_calls_give_up_in_time),
 		T(a_late_window_is_given_back),
 		T(a_late_attachment_is_given_back),
+		T(a_window_that_cannot_be_taken_is_given_back),
 		T(closing_does_not_wait_for_ever),
 		T(extents_come_and_go_with_a_sync),
 		T(a_window_reserves_no_more_than_asked_for),
