@@ -7,7 +7,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -18,251 +17,12 @@
 
 #include "daemon/log.h"
 #include "daemon/node/node.h"
-#include "daemon/server/config.h"
-#include "daemon/server/config_words.h"
+#include "daemon/server/config_key.h"
 #include "ipc/base/clock.h"
 
-#define MAX_DEPTH	6
 #define MIB		(UINT64_C(1) << 20)
 #define GIB		(UINT64_C(1) << 30)
 #define TIB		(UINT64_C(1) << 40)
-
-/**
- * struct parse - where we are
- * @path:	steps from the root to the value being looked at
- */
-struct parse {
-	const char	*name;
-	const char	*text;
-	size_t		len;
-	struct errmsg	*e;
-	struct config	*c;
-	struct json_step path[MAX_DEPTH];
-	unsigned int	depth;
-};
-
-/**
- * struct key - one key of an object
- * @set:	reads @v into @obj + @off
- * @may:	what is allowed, in words
- * @lo, @hi:	bounds of numbers, sizes and durations; @hi of a string: bytes
- *		of its place
- * @sub:	keys of an object, or of an array's elements
- * @words:	names of an enum
- */
-struct key {
-	const char	*name;
-	int		(*set)(struct parse *p, const struct key *k, json_t *v,
-			       void *obj);
-	const char	*may;
-	size_t		off;
-	uint64_t	lo, hi;
-	const struct key *sub;
-	const struct word *words;
-};
-
-/* -- sentences ----------------------------------------------------------------- */
-
-static void path_text(const struct parse *p, char *buf, size_t len)
-{
-	size_t n = 0;
-	unsigned int i;
-
-	buf[0] = '\0';
-	for (i = 0; i < p->depth && n < len; i++) {
-		const struct json_step *st = &p->path[i];
-		int m = st->key ? snprintf(buf + n, len - n, "%s%.40s",
-					   n ? "." : "", st->key)
-				: snprintf(buf + n, len - n, "[%zu]", st->ix);
-
-		n += m > 0 ? (size_t)m : 0;
-	}
-}
-
-/* "kvmmd.json:12: nodes[0].size: what is wrong" */
-static int fail(struct parse *p, const char *fmt, ...) __printf(2, 3);
-static int fail(struct parse *p, const char *fmt, ...)
-{
-	char path[160], what[160];
-	va_list ap;
-
-	path_text(p, path, sizeof(path));
-	va_start(ap, fmt);
-	vsnprintf(what, sizeof(what), fmt, ap);
-	va_end(ap);
-	return errmsg_set(p->e, -EINVAL, "%.64s:%u: %s%s%s", p->name,
-			  json_line_of(p->text, p->len, p->path, p->depth),
-			  path, path[0] ? ": " : "", what);
-}
-
-/* The value as it stands in the file, cut to a readable length. */
-static int fail_value(struct parse *p, const struct key *k, json_t *v)
-{
-	char *s = json_dumps(v, JSON_ENCODE_ANY | JSON_COMPACT);
-	int err = fail(p, "%.40s%s is not allowed; %s",
-		       s ? s : "this value", s && strlen(s) > 40 ? "..." : "",
-		       k->may);
-
-	free(s);
-	return err;
-}
-
-static void step_key(struct parse *p, const char *key)
-{
-	p->path[p->depth++] = (struct json_step){ .key = key };
-}
-
-static void step_ix(struct parse *p, size_t ix)
-{
-	p->path[p->depth++] = (struct json_step){ .ix = ix };
-}
-
-/* -- values -------------------------------------------------------------------- */
-
-static void *place(void *obj, const struct key *k)
-{
-	return (char *)obj + k->off;
-}
-
-static int set_u32(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	json_int_t n = json_integer_value(v);
-
-	if (!json_is_integer(v) || n < (json_int_t)k->lo ||
-	    n > (json_int_t)k->hi)
-		return fail_value(p, k, v);
-	*(uint32_t *)place(obj, k) = (uint32_t)n;
-	return 0;
-}
-
-static int set_bool(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	if (!json_is_boolean(v))
-		return fail_value(p, k, v);
-	*(bool *)place(obj, k) = json_is_true(v);
-	return 0;
-}
-
-static int set_word(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	if (word_find(k->words, json_string_value(v), place(obj, k)))
-		return fail_value(p, k, v);
-	return 0;
-}
-
-/* A string of 1 to @hi - 1 bytes without a NUL in it. */
-static int set_string(struct parse *p, const struct key *k, json_t *v,
-		      void *obj)
-{
-	size_t len = json_string_length(v);
-
-	if (!json_is_string(v) || !len || len >= k->hi ||
-	    strlen(json_string_value(v)) != len)
-		return fail_value(p, k, v);
-	memcpy(place(obj, k), json_string_value(v), len + 1);
-	return 0;
-}
-
-#define NAME_CHARS	"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ" \
-			"0123456789._-"
-
-/* Names go into status lines, descriptors of systemd and hashes: keep plain. */
-static int set_name(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	const char *s = json_string_value(v);
-
-	if (!s || strspn(s, NAME_CHARS) != json_string_length(v))
-		return fail_value(p, k, v);
-	return set_string(p, k, v, obj);
-}
-
-static int set_path(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	const char *s = json_string_value(v);
-
-	if (!s || s[0] != '/')
-		return fail_value(p, k, v);
-	return set_string(p, k, v, obj);
-}
-
-/* Whether the file is there and may be trusted is mm_policy_load()'s to say. */
-static int set_policy(struct parse *p, const struct key *k, json_t *v,
-		      void *obj)
-{
-	const char *s = json_string_value(v);
-
-	if (!s || (s[0] != '/' && strcmp(s, "lru")))
-		return fail_value(p, k, v);
-	return set_string(p, k, v, obj);
-}
-
-static int set_file_mode(struct parse *p, const struct key *k, json_t *v,
-			 void *obj)
-{
-	const char *s = json_string_value(v);
-	unsigned long m;
-	char *end;
-
-	if (!s || !*s || strspn(s, "01234567") != json_string_length(v) ||
-	    strlen(s) > 4)
-		return fail_value(p, k, v);
-	m = strtoul(s, &end, 8);
-	if (m > 0777)
-		return fail_value(p, k, v);
-	*(uint32_t *)place(obj, k) = (uint32_t)m;
-	return 0;
-}
-
-static int get_bytes(json_t *v, uint64_t *ret)
-{
-	if (json_is_integer(v) && json_integer_value(v) >= 0) {
-		*ret = (uint64_t)json_integer_value(v);
-		return 0;
-	}
-	return json_is_string(v) ? text_bytes(json_string_value(v), ret)
-				 : -EINVAL;
-}
-
-static int set_bytes(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	uint64_t n;
-
-	if (get_bytes(v, &n) || n < k->lo || n > k->hi)
-		return fail_value(p, k, v);
-	*(uint64_t *)place(obj, k) = n;
-	return 0;
-}
-
-static int set_ns(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	uint64_t n;
-
-	if (!json_is_string(v) || text_ns(json_string_value(v), &n) ||
-	    n < k->lo || n > k->hi)
-		return fail_value(p, k, v);
-	*(uint64_t *)place(obj, k) = n;
-	return 0;
-}
-
-static int set_size(struct parse *p, const struct key *k, json_t *v, void *obj)
-{
-	struct config_node *n = obj;
-	const char *s = json_string_value(v);
-	size_t len = json_string_length(v);
-
-	if (s && !strcmp(s, "auto")) {
-		n->size_kind = CONFIG_AUTO;
-		return 0;
-	}
-	if (s && len > 1 && len <= 3 && s[len - 1] == '%' &&
-	    strspn(s, "0123456789") == len - 1) {
-		n->size_kind = CONFIG_PERCENT;
-		n->size = strtoul(s, NULL, 10);
-		return n->size && n->size <= 90 ? 0 : fail_value(p, k, v);
-	}
-	n->size_kind = CONFIG_BYTES;
-	return set_bytes(p, k, v, obj);
-}
 
 static int set_object(struct parse *p, const struct key *k, json_t *v,
 		      void *obj);
@@ -276,95 +36,95 @@ static int set_nodes(struct parse *p, const struct key *k, json_t *v,
 #define NAME_WORDS	"a name of letters, digits, '.', '_' and '-'"
 
 static const struct key socket_keys[] = {
-	{ "path", set_path, "an absolute path of at most 107 bytes",
+	{ "path", key_path, "an absolute path of at most 107 bytes",
 	  offsetof(struct config_socket, path), .hi = CONFIG_SUN_PATH },
-	{ "name", set_name, NAME_WORDS " of at most 63 bytes",
+	{ "name", key_name, NAME_WORDS " of at most 63 bytes",
 	  offsetof(struct config_socket, name), .hi = CONFIG_NAME },
-	{ "tenant", set_name, NAME_WORDS " of at most 63 bytes",
+	{ "tenant", key_name, NAME_WORDS " of at most 63 bytes",
 	  offsetof(struct config_socket, tenant), .hi = CONFIG_NAME },
-	{ "rights", set_word, "\"rw\" or \"ro\"",
+	{ "rights", key_word, "\"rw\" or \"ro\"",
 	  offsetof(struct config_socket, rights), .words = right_words },
-	{ "mode", set_word, "\"on\", \"observe\", \"bypass\" or \"readonly\"",
+	{ "mode", key_word, "\"on\", \"observe\", \"bypass\" or \"readonly\"",
 	  offsetof(struct config_socket, mode), .words = mode_words },
-	{ "file_mode", set_file_mode, "octal digits as \"0660\", up to \"0777\"",
+	{ "file_mode", key_file_mode, "octal digits as \"0660\", up to \"0777\"",
 	  offsetof(struct config_socket, file_mode) },
 	{ NULL }
 };
 
 static const struct key node_keys[] = {
-	{ "name", set_name, NAME_WORDS " of at most 15 bytes",
+	{ "name", key_name, NAME_WORDS " of at most 15 bytes",
 	  offsetof(struct config_node, name), .hi = 16 },
-	{ "kind", set_word, "\"host\" or \"nvme\"",
+	{ "kind", key_word, "\"host\" or \"nvme\"",
 	  offsetof(struct config_node, kind), .words = kind_words },
-	{ "size", set_size, "1MiB to 256TiB, \"1%\" to \"90%\" of MemTotal, "
+	{ "size", key_size, "1MiB to 256TiB, \"1%\" to \"90%\" of MemTotal, "
 	  "or \"auto\"",
 	  offsetof(struct config_node, size), .lo = MIB, .hi = 256 * TIB },
-	{ "size_max", set_bytes, "1MiB to 256TiB",
+	{ "size_max", key_bytes, "1MiB to 256TiB",
 	  offsetof(struct config_node, size_max), .lo = MIB, .hi = 256 * TIB },
-	{ "below", set_name, "the name of an nvme node",
+	{ "below", key_name, "the name of an nvme node",
 	  offsetof(struct config_node, below), .hi = 16 },
-	{ "path", set_path, "an absolute path of a file or block device",
+	{ "path", key_path, "an absolute path of a file or block device",
 	  offsetof(struct config_node, path), .hi = CONFIG_FILE_PATH },
-	{ "engine", set_word, "\"auto\", \"io_uring\" or \"threads\"",
+	{ "engine", key_word, "\"auto\", \"io_uring\" or \"threads\"",
 	  offsetof(struct config_node, engine), .words = engine_words },
-	{ "depth", set_u32, "1 to 1024 I/Os",
+	{ "depth", key_u32, "1 to 1024 I/Os",
 	  offsetof(struct config_node, depth), 1, 1024 },
-	{ "io_timeout", set_ns, "1ms to 60s, as \"500ms\"",
+	{ "io_timeout", key_ns, "1ms to 60s, as \"500ms\"",
 	  offsetof(struct config_node, io_timeout_ns),
 	  NSEC_PER_MSEC, 60 * NSEC_PER_SEC },
-	{ "extent", set_bytes, "64KiB to 1GiB",
+	{ "extent", key_bytes, "64KiB to 1GiB",
 	  offsetof(struct config_node, extent_bytes), 1 << 16, GIB },
-	{ "numa", set_u32, "the number of a NUMA node, 0 to 1023",
+	{ "numa", key_u32, "the number of a NUMA node, 0 to 1023",
 	  offsetof(struct config_node, numa), 0, 1023 },
-	{ "hugepages", set_bool, "true or false",
+	{ "hugepages", key_bool, "true or false",
 	  offsetof(struct config_node, hugepages) },
 	{ NULL }
 };
 
 static const struct key admin_keys[] = {
-	{ "socket", set_path, "an absolute path of at most 107 bytes",
+	{ "socket", key_path, "an absolute path of at most 107 bytes",
 	  offsetof(struct config, admin_socket), .hi = CONFIG_SUN_PATH },
 	{ NULL }
 };
 
 static const struct key limit_keys[] = {
-	{ "max_clients", set_u32, "1 to 256",
+	{ "max_clients", key_u32, "1 to 256",
 	  offsetof(struct config, max_clients), 1, KVMM_MAX_CLIENTS },
-	{ "max_spaces", set_u32, "1 to 256",
+	{ "max_spaces", key_u32, "1 to 256",
 	  offsetof(struct config, max_spaces), 1, KVMM_MAX_SPACES },
-	{ "max_requests", set_u32, "1 to 1048576 in flight a socket",
+	{ "max_requests", key_u32, "1 to 1048576 in flight a socket",
 	  offsetof(struct config, max_requests), 1, 1 << 20 },
-	{ "pin_limit_pct", set_u32, "1 to 100, per cent of a node's frames",
+	{ "pin_limit_pct", key_u32, "1 to 100, per cent of a node's frames",
 	  offsetof(struct config, pin_limit_pct), 1, 100 },
 	{ NULL }
 };
 
 static const struct key timeout_keys[] = {
-	{ "fetch", set_ns, "1ms to 1h, as \"2s\"",
+	{ "fetch", key_ns, "1ms to 1h, as \"2s\"",
 	  offsetof(struct config, fetch_ns),
 	  NSEC_PER_MSEC, 3600 * NSEC_PER_SEC },
-	{ "direct_reclaim", set_ns, "0ms to 1s, as \"5ms\"",
+	{ "direct_reclaim", key_ns, "0ms to 1s, as \"5ms\"",
 	  offsetof(struct config, direct_reclaim_ns), 0, NSEC_PER_SEC },
-	{ "shrink_ack", set_ns, "1ms to 1h, as \"5s\"",
+	{ "shrink_ack", key_ns, "1ms to 1h, as \"5s\"",
 	  offsetof(struct config, shrink_ack_ns),
 	  NSEC_PER_MSEC, 3600 * NSEC_PER_SEC },
 	{ NULL }
 };
 
 static const struct key root_keys[] = {
-	{ "state_dir", set_path, "an absolute path of a folder",
+	{ "state_dir", key_path, "an absolute path of a folder",
 	  offsetof(struct config, state_dir), .hi = CONFIG_FILE_PATH },
 	{ "admin", set_object, "an object with \"socket\"", .sub = admin_keys },
 	{ "sockets", set_sockets, "an array of 1 to 64 objects",
 	  .sub = socket_keys },
 	{ "nodes", set_nodes, "an array of 1 to 16 objects", .sub = node_keys },
-	{ "policy", set_policy, "\"lru\" or the absolute path of a plug-in",
+	{ "policy", key_policy, "\"lru\" or the absolute path of a plug-in",
 	  offsetof(struct config, policy), .hi = CONFIG_FILE_PATH },
 	{ "limits", set_object, "an object", .sub = limit_keys },
 	{ "timeouts", set_object, "an object", .sub = timeout_keys },
-	{ "spin_us", set_u32, "0 to 1000 microseconds",
+	{ "spin_us", key_u32, "0 to 1000 microseconds",
 	  offsetof(struct config, spin_us), 0, 1000 },
-	{ "log_level", set_word,
+	{ "log_level", key_word,
 	  "\"err\", \"warn\", \"notice\", \"info\" or \"debug\"",
 	  offsetof(struct config, log_level), .words = level_words },
 	{ NULL }
@@ -380,7 +140,7 @@ static int key_unknown(struct parse *p, const struct key *keys)
 	for (; keys->name && n < sizeof(list); keys++)
 		n += (size_t)snprintf(list + n, sizeof(list) - n, "%s%s",
 				      n ? ", " : "", keys->name);
-	return fail(p, "unknown key; allowed: %s", list);
+	return key_fail(p, "unknown key; allowed: %s", list);
 }
 
 static int parse_object(struct parse *p, const struct key *keys, json_t *v,
@@ -395,7 +155,7 @@ static int parse_object(struct parse *p, const struct key *keys, json_t *v,
 
 		while (k->name && strcmp(k->name, name))
 			k++;
-		step_key(p, name);
+		parse_key(p, name);
 		err = k->name ? k->set(p, k, member, obj)
 			      : key_unknown(p, keys);
 		if (err)
@@ -409,7 +169,7 @@ static int set_object(struct parse *p, const struct key *k, json_t *v,
 		      void *obj)
 {
 	if (!json_is_object(v))
-		return fail_value(p, k, v);
+		return key_refuse(p, k, v);
 	return parse_object(p, k->sub, v, obj);
 }
 
@@ -418,7 +178,7 @@ static int need(struct parse *p, const char *value, const char *key,
 {
 	while (strcmp(keys->name, key))
 		keys++;
-	return *value ? 0 : fail(p, "\"%s\" is missing; %s", key, keys->may);
+	return *value ? 0 : key_fail(p, "\"%s\" is missing; %s", key, keys->may);
 }
 
 /* kvmm.sock in some folder is called "kvmm" unless it says otherwise. */
@@ -449,9 +209,9 @@ static int judge_socket(struct parse *p, unsigned int ix)
 		socket_name(s);
 	for (i = 0; i < ix; i++) {
 		if (!strcmp(s->path, p->c->socket[i].path))
-			return fail(p, "sockets[%u] has the same path", i);
+			return key_fail(p, "sockets[%u] has the same path", i);
 		if (!strcmp(s->name, p->c->socket[i].name))
-			return fail(p, "sockets[%u] is called \"%.40s\", too; "
+			return key_fail(p, "sockets[%u] is called \"%.40s\", too; "
 				    "give one another \"name\"", i, s->name);
 	}
 	return 0;
@@ -474,17 +234,17 @@ static int set_sockets(struct parse *p, const struct key *k, json_t *v,
 	size_t i, n = json_array_size(v);
 
 	if (!json_is_array(v) || !n || n > CONFIG_MAX_SOCKETS)
-		return fail_value(p, k, v);
+		return key_refuse(p, k, v);
 	c->nr_sockets = (uint32_t)n;
 	for (i = 0; i < n; i++) {
 		json_t *el = json_array_get(v, i);
 		int err;
 
 		socket_defaults(&c->socket[i]);
-		step_ix(p, i);
+		parse_ix(p, i);
 		err = json_is_object(el) ? parse_object(p, k->sub, el,
 							&c->socket[i])
-					 : fail_value(p, k, el);
+					 : key_refuse(p, k, el);
 		if (!err)
 			err = judge_socket(p, (unsigned int)i);
 		if (err)
@@ -501,18 +261,18 @@ static int judge_kind(struct parse *p, const struct config_node *n)
 
 	if (!nvme && (n->path[0] || n->depth || n->io_timeout_ns ||
 		      n->engine != NVME_ENGINE_AUTO))
-		return fail(p, "path, engine, depth and io_timeout are for "
+		return key_fail(p, "path, engine, depth and io_timeout are for "
 			    "nodes of kind \"nvme\"");
 	if (nvme && (n->below[0] || n->extent_bytes || n->hugepages ||
 		     n->numa >= 0))
-		return fail(p, "below, extent, numa and hugepages are for "
+		return key_fail(p, "below, extent, numa and hugepages are for "
 			    "nodes of kind \"host\"");
 	if (nvme && n->size_kind != CONFIG_BYTES)
-		return fail(p, "\"size\" of an nvme node: bytes, 1MiB to "
+		return key_fail(p, "\"size\" of an nvme node: bytes, 1MiB to "
 			    "256TiB");
 	if (n->size_max && n->size_kind == CONFIG_BYTES &&
 	    n->size_max < n->size)
-		return fail(p, "\"size_max\" is less than \"size\"");
+		return key_fail(p, "\"size_max\" is less than \"size\"");
 	return nvme ? need(p, n->path, "path", node_keys) : 0;
 }
 
@@ -533,10 +293,10 @@ static int judge_node(struct parse *p, unsigned int ix)
 		err = judge_kind(p, n);
 	for (i = 0; i < ix && !err; i++) {
 		if (!strcmp(n->name, p->c->node[i].name))
-			err = fail(p, "nodes[%u] is called \"%s\", too", i,
+			err = key_fail(p, "nodes[%u] is called \"%s\", too", i,
 				   n->name);
 		else if (n->path[0] && !strcmp(n->path, p->c->node[i].path))
-			err = fail(p, "nodes[%u] has the same path", i);
+			err = key_fail(p, "nodes[%u] has the same path", i);
 	}
 	return err;
 }
@@ -559,13 +319,13 @@ static int link_nodes(struct parse *p)
 			    !strcmp(n->below, c->node[j].name))
 				n->below_ix = j;
 		if (n->below_ix == KVMM_NODE_NONE) {
-			step_ix(p, i);
-			step_key(p, "below");
-			return fail(p, "there is no nvme node \"%s\"",
+			parse_ix(p, i);
+			parse_key(p, "below");
+			return key_fail(p, "there is no nvme node \"%s\"",
 				    n->below);
 		}
 	}
-	return nr_host ? 0 : fail(p, "at least one node of kind \"host\" is "
+	return nr_host ? 0 : key_fail(p, "at least one node of kind \"host\" is "
 				  "needed");
 }
 
@@ -576,7 +336,7 @@ static int set_nodes(struct parse *p, const struct key *k, json_t *v,
 	size_t i, n = json_array_size(v);
 
 	if (!json_is_array(v) || !n || n > KVMM_MAX_NODES)
-		return fail_value(p, k, v);
+		return key_refuse(p, k, v);
 	c->nr_nodes = (uint32_t)n;
 	for (i = 0; i < n; i++) {
 		json_t *el = json_array_get(v, i);
@@ -584,10 +344,10 @@ static int set_nodes(struct parse *p, const struct key *k, json_t *v,
 
 		c->node[i] = (struct config_node){ .numa = -1,
 						   .below_ix = KVMM_NODE_NONE };
-		step_ix(p, i);
+		parse_ix(p, i);
 		err = json_is_object(el) ? parse_object(p, k->sub, el,
 							&c->node[i])
-					 : fail_value(p, k, el);
+					 : key_refuse(p, k, el);
 		if (!err)
 			err = judge_node(p, (unsigned int)i);
 		if (err)
@@ -636,7 +396,7 @@ static int judge_root(struct parse *p)
 
 	for (i = 0; i < c->nr_sockets; i++)
 		if (!strcmp(c->socket[i].path, c->admin_socket))
-			return fail(p, "sockets[%u] has the path of the admin "
+			return key_fail(p, "sockets[%u] has the path of the admin "
 				    "socket", i);
 	return 0;
 }
@@ -665,7 +425,7 @@ int config_parse(const char *name, const char *text, size_t len,
 	config_defaults(draft);
 	p.c = draft;
 	err = json_is_object(root) ? parse_object(&p, root_keys, root, draft)
-				   : fail(&p, "an object is expected");
+				   : key_fail(&p, "an object is expected");
 	if (!err)
 		err = judge_root(&p);
 	if (!err)

@@ -419,6 +419,7 @@ static void do_win_open(struct session *ss, struct sock_msg *m)
 	fds[0] = mm_win_table(w)->ro_fd;
 	fds[1] = mm_win_ledger(w)->fd;
 	session_send(ss, &reply.h, fds, 2);
+	peers_opened(ss, w);
 }
 
 static struct mm_win *win_find(const struct session *ss,
@@ -487,6 +488,7 @@ static void do_win_close(struct session *ss, struct sock_msg *m)
 		reply_error(ss, r->h.seq, -EINVAL, &no_window);
 		return;
 	}
+	peers_closed(ss, w);
 	ring_win_closed(ss, w);
 	ss->win[r->win] = NULL;
 	ss->nr_wins--;

@@ -253,6 +253,8 @@ struct session {
 int listener_add(struct server *s, const struct config_socket *cfg,
 		 int inherited_fd, struct errmsg *e);
 void listeners_close(struct server *s);
+/** listeners_run() - accept again after a pause; returns when to come again */
+uint64_t listeners_run(struct server *s, uint64_t now_ns);
 
 /** session_create() - @fd is taken over, on error, too */
 int session_create(struct server *s, struct listener *via, int fd,
@@ -269,6 +271,13 @@ void session_doom(struct session *ss, enum reject why, const char *fmt, ...)
  */
 int session_send(struct session *ss, struct wire_hdr *h, const int *fds,
 		 unsigned int nr_fds);
+/** session_flush() - send what waits, as far as the socket takes it */
+void session_flush(struct session *ss);
+void session_out_drop(struct session *ss);
+void session_over(struct session *ss);
+#define SESSION_RETRY_NS	(20 * NSEC_PER_MSEC)
+void wire_error_fill(struct wire_error *m, uint32_t seq, int err,
+		     const char *sentence);
 void session_send_error(struct session *ss, uint32_t seq, int err,
 			const char *sentence);
 
@@ -279,6 +288,11 @@ void session_welcomed(struct session *ss);
 void session_tell_members(struct session *ss);
 void session_tell_member(struct session *ss, struct session *peer, bool gone);
 void session_tell_index(struct session *ss, struct mm_space *sp);
+
+/** peers_opened() - @w of @ss is open: tell the members that have it, and it */
+void peers_opened(struct session *ss, struct mm_win *w);
+/** peers_closed() - @w of @ss is about to be closed */
+void peers_closed(struct session *ss, struct mm_win *w);
 
 /** sessions_close() - the daemon ends: close all sockets, keep the sessions */
 void sessions_close(struct server *s);

@@ -32,14 +32,7 @@
 #include "ipc/base/fd.h"
 
 #define HELLO_NS	(2 * NSEC_PER_SEC)
-#define SLOW_NS		(5 * NSEC_PER_SEC)	/* to read what waits */
-#define RETRY_NS	(20 * NSEC_PER_MSEC)
-#define PAUSE_NS	(100 * NSEC_PER_MSEC)
-#define ACCEPTS		16	/* connections a listener and round */
 #define MESSAGES	8	/* of one client a round */
-/* What may wait for a client that does not read: set-up messages only. */
-#define OUT_MAX		1024
-#define OUT_MAX_FDS	2048
 
 static const struct {
 	const char	*name;
@@ -79,137 +72,11 @@ void server_reject(struct server *s, enum reject why)
 	s->c.reject[why]++;
 }
 
-/* -- sending ------------------------------------------------------------------------ */
-
-/* A message that the socket did not take; owns its descriptors. */
-struct out_msg {
-	struct list	link;
-	unsigned int	nr_fds;
-	int		fd[WIRE_MAX_FDS];
-	_Alignas(16) uint8_t buf[];
-};
-
-static void out_free(struct session *ss, struct out_msg *m)
-{
-	ss->nr_out--;
-	ss->out_fds -= m->nr_fds;
-	list_del(&m->link);
-	close_fds(m->fd, m->nr_fds);
-	free(m);
-}
-
-static void session_over(struct session *ss)
+/* Hung up, or as good as: nobody is to blame. */
+void session_over(struct session *ss)
 {
 	ss->over = true;
 	ss->server->sessions_doomed = true;
-}
-
-/*
- * While something waits no request is read, so a client that does not read is
- * asked to wait by its own full socket. Writability alone is no signal: the
- * kernel also refuses while too many descriptors are in flight, hence the
- * retries by time.
- */
-static int out_queue(struct session *ss, const struct wire_hdr *h,
-		     const int *fds, unsigned int nr_fds)
-{
-	struct out_msg *m;
-	unsigned int i;
-
-	if (ss->nr_out >= OUT_MAX || ss->out_fds + nr_fds > OUT_MAX_FDS) {
-		session_doom(ss, REJECT_SLOW, "%u messages wait for it",
-			     ss->nr_out);
-		return -ENOBUFS;
-	}
-	m = malloc(sizeof(*m) + h->len);
-	if (!m)
-		goto out_nomem;
-	list_init(&m->link);
-	memcpy(m->buf, h, h->len);
-	m->nr_fds = nr_fds;
-	for (i = 0; i < nr_fds; i++) {
-		m->fd[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
-		if (m->fd[i] < 0) {
-			close_fds(m->fd, i);
-			free(m);
-			goto out_nomem;
-		}
-	}
-	list_add_tail(&ss->out, &m->link);
-	ss->nr_out++;
-	ss->out_fds += nr_fds;
-	if (ss->nr_out == 1) {
-		uint64_t now = now_ns();
-
-		ss->deadline_ns = now + SLOW_NS;
-		ss->retry_ns = now + RETRY_NS;
-		sessions_arm(ss->server, ss->retry_ns);
-		loop_mod(ss->server, &ss->sock, EPOLLOUT | EPOLLET);
-	}
-	return 0;
-
-out_nomem:
-	session_doom(ss, REJECT_NOMEM, "no memory for a message");
-	return -ENOMEM;
-}
-
-int session_send(struct session *ss, struct wire_hdr *h, const int *fds,
-		 unsigned int nr_fds)
-{
-	int err;
-
-	if (ss->sock.fd < 0 || ss->doom || ss->over)
-		return -EPIPE;
-	if (!ss->nr_out) {
-		err = sock_send(ss->sock.fd, h, fds, nr_fds);
-		if (!err)
-			return 0;
-		if (err != -EAGAIN) {
-			session_over(ss);
-			return err;
-		}
-	}
-	return out_queue(ss, h, fds, nr_fds);
-}
-
-static void out_flush(struct session *ss)
-{
-	struct out_msg *m;
-	int err = 0;
-
-	if (!ss->nr_out || ss->doom || ss->over)
-		return;
-	while ((m = list_first(&ss->out, struct out_msg, link))) {
-		err = sock_send(ss->sock.fd, (struct wire_hdr *)m->buf, m->fd,
-				m->nr_fds);
-		if (err)
-			break;
-		out_free(ss, m);
-		ss->deadline_ns = now_ns() + SLOW_NS;
-	}
-	if (!err)
-		loop_mod(ss->server, &ss->sock, EPOLLIN);
-	else if (err != -EAGAIN)
-		session_over(ss);
-}
-
-static void fill_error(struct wire_error *m, uint32_t seq, int err,
-		       const char *sentence)
-{
-	*m = (struct wire_error){
-		.h	= { .type = WIRE_ERROR, .len = sizeof(*m), .seq = seq },
-		.err	= err,
-	};
-	snprintf(m->sentence, sizeof(m->sentence), "%s", sentence);
-}
-
-void session_send_error(struct session *ss, uint32_t seq, int err,
-			const char *sentence)
-{
-	struct wire_error m;
-
-	fill_error(&m, seq, err, sentence);
-	ss->told_off = !session_send(ss, &m.h, NULL, 0);
 }
 
 void session_doom(struct session *ss, enum reject why, const char *fmt, ...)
@@ -304,7 +171,7 @@ static void sock_ready(struct source *src, uint32_t events)
 	unsigned int i;
 
 	if (events & EPOLLOUT)
-		out_flush(ss);
+		session_flush(ss);
 	for (i = 0; i < MESSAGES && !ss->nr_out; i++) {
 		int err;
 
@@ -353,7 +220,7 @@ static void refuse(struct server *s, int fd, enum reject why, int err,
 	server_reject(s, why);
 	if (log_pass(&s->reject_rate[why]))
 		log_warn("connection refused: %s", sentence);
-	fill_error(&m, 0, err, sentence);
+	wire_error_fill(&m, 0, err, sentence);
 	sock_send(fd, &m.h, NULL, 0);
 }
 
@@ -407,85 +274,6 @@ int session_create(struct server *s, struct listener *via, int fd,
 	if (ret)
 		*ret = ss;
 	return 0;
-}
-
-static void listener_pause(struct listener *l, int err)
-{
-	struct server *s = l->server;
-
-	if (log_pass(&s->accept_rate))
-		log_err("socket %s: accept: %s; trying again in 100 ms",
-			l->cfg->name, strerror(-err));
-	l->paused_ns = now_ns() + PAUSE_NS;
-	loop_mod(s, &l->src, 0);
-	sessions_arm(s, l->paused_ns);
-}
-
-static void listener_ready(struct source *src, uint32_t events)
-{
-	struct listener *l = container_of(src, struct listener, src);
-	unsigned int i;
-
-	for (i = 0; i < ACCEPTS; i++) {
-		int fd = sock_accept(src->fd);
-
-		if (fd == -EAGAIN)
-			return;
-		if (fd < 0) {
-			/* it would stay readable: do not spin on it */
-			listener_pause(l, fd);
-			return;
-		}
-		session_create(l->server, l, fd, NULL);
-	}
-}
-
-int listener_add(struct server *s, const struct config_socket *cfg,
-		 int inherited_fd, struct errmsg *e)
-{
-	struct listener *l = &s->listener[s->nr_listeners];
-	int fd = inherited_fd, err;
-
-	if (fd < 0) {
-		fd = sock_listen(cfg->path, cfg->file_mode);
-		if (fd < 0)
-			return errmsg_set(e, fd, "socket %.108s: %s", cfg->path,
-					  fd == -EADDRINUSE
-					  ? "somebody else serves there"
-					  : strerror(-fd));
-	}
-	*l = (struct listener){
-		.src		= { .fd = -1, .ready = listener_ready },
-		.server		= s,
-		.ix		= s->nr_listeners,
-		.cfg		= cfg,
-		.inherited	= inherited_fd >= 0,
-	};
-	err = loop_add(s, &l->src, fd, EPOLLIN);
-	if (err) {
-		close(fd);
-		return errmsg_set(e, err, "socket %.108s: epoll: %s", cfg->path,
-				  strerror(-err));
-	}
-	s->nr_listeners++;
-	return 0;
-}
-
-void listeners_close(struct server *s)
-{
-	unsigned int i;
-
-	for (i = 0; i < s->nr_listeners; i++) {
-		struct listener *l = &s->listener[i];
-		int fd = l->src.fd;
-
-		if (fd < 0)
-			continue;
-		if (!l->inherited)
-			unlink(l->cfg->path);
-		loop_del(s, &l->src);
-		close(fd);
-	}
 }
 
 void session_welcomed(struct session *ss)
@@ -567,13 +355,11 @@ static bool session_alone(const struct session *ss)
 static void session_close(struct session *ss, bool exited)
 {
 	struct server *s = ss->server;
-	struct out_msg *m;
 	bool alone;
 
 	close_source(ss, &ss->sock);
 	close_source(ss, &ss->bell);
-	while ((m = list_first(&ss->out, struct out_msg, link)))
-		out_free(ss, m);
+	session_out_drop(ss);
 	ss->via->sessions--;
 	s->c.submissions += ss->ring.submissions;
 	s->c.completions += ss->ring.completions;
@@ -614,7 +400,7 @@ static void session_cut(struct session *ss)
 	if (ss->doom && !(ss->told_off && ss->state == SESSION_GREETING)) {
 		snprintf(text, sizeof(text), "disconnected: %s: %.150s",
 			 reject_text(ss->doom), ss->doom_text);
-		fill_error(&m, 0, -EPROTO, text);
+		wire_error_fill(&m, 0, -EPROTO, text);
 		/* a last word for its log, if it still listens */
 		sock_send(ss->sock.fd, &m.h, NULL, 0);
 	}
@@ -676,8 +462,8 @@ static uint64_t session_run(struct session *ss, uint64_t now)
 	if (ss->sock.fd < 0 || ss->doom || ss->over)
 		return DEADLINE_NONE;
 	if (ss->nr_out && now >= ss->retry_ns) {
-		out_flush(ss);
-		ss->retry_ns = now + RETRY_NS;
+		session_flush(ss);
+		ss->retry_ns = now + SESSION_RETRY_NS;
 	}
 	if (!ss->nr_out && ss->state != SESSION_GREETING)
 		return DEADLINE_NONE;
@@ -695,21 +481,10 @@ static uint64_t session_run(struct session *ss, uint64_t now)
 
 uint64_t sessions_run(struct server *s, uint64_t now)
 {
-	uint64_t due = pins_watch(s, now);
+	uint64_t due = min(pins_watch(s, now), listeners_run(s, now));
 	struct session *ss;
-	unsigned int i;
 
 	list_for_each_entry(ss, &s->sessions, link)
 		due = min(due, session_run(ss, now));
-	for (i = 0; i < s->nr_listeners; i++) {
-		struct listener *l = &s->listener[i];
-
-		if (l->paused_ns && now >= l->paused_ns) {
-			l->paused_ns = 0;
-			loop_mod(s, &l->src, EPOLLIN);
-		}
-		if (l->paused_ns)
-			due = min(due, l->paused_ns);
-	}
 	return due;
 }
