@@ -37,6 +37,7 @@ enum wire_type {
 	/* daemon -> client, unasked (seq 0) */
 	WIRE_MEMBER	= 96,	/* + that member's ledger ro */
 	WIRE_INDEX	= 97,	/* + index ro: a larger one is in force */
+	WIRE_PEER	= 98,	/* + a member's window ledger ro: what it has mapped */
 };
 
 struct wire_hdr {
@@ -197,5 +198,21 @@ struct wire_index {
 	uint64_t	bytes;
 };
 static_assert(sizeof(struct wire_index) == 32, "wire ABI");
+
+/*
+ * Another member of the engine has the same window: a page is a hit only where
+ * its bitmap says so, too. Told to whoever has such a window, when either opens
+ * or the other closes.
+ */
+struct wire_peer {
+	struct wire_hdr	h;
+	uint32_t	space;
+	uint16_t	cls;
+	uint16_t	node;
+	uint32_t	client;		/* the daemon's number for that member */
+	uint32_t	gone;		/* 1: it has closed it; no fd */
+	uint64_t	ledger_bytes;
+};
+static_assert(sizeof(struct wire_peer) == 40, "wire ABI");
 
 #endif

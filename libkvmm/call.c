@@ -114,6 +114,8 @@ void kvmm_call_stray(struct kvmm *k, struct sock_msg *m)
 		kvmm_era_member(k->next ? k->next : kvmm_era_now(k), m);
 	else if (h->type == WIRE_INDEX)
 		kvmm_space_index(k, m);
+	else if (h->type == WIRE_PEER)
+		kvmm_view_peer(k, m);
 	/* others are of a newer daemon: none of our business */
 	sock_msg_close_fds(m);
 }

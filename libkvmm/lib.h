@@ -317,12 +317,23 @@ struct kvmm_space {
 /* -- window in an era (view.c), and the user's (win.c) ------------------------------ */
 
 /**
+ * struct kvmm_peer - what another member of the engine has mapped
+ */
+struct kvmm_peer {
+	struct kvmm_dead dead;
+	struct shm	shm;
+	const _Atomic uint64_t *bitmap;
+	uint32_t	client;
+};
+
+/**
  * struct kvmm_view - a window's shared memory
  * @no:		the daemon's number
  * @fpe_inv:	ceil(2^64 / frames_per_extent): a division by multiplication
  * @dense:	frames below it lie in mapped extents (but for frame 0's)
  * @mapped:	private copy of the bitmap, for what is not @dense
  * @seq:	extent_seq that is applied
+ * @peer:	other members with the same window; @nr_peers places were used
  * @base:	of the window, while it is open
  * @pos:	by frame: where it stands in its request's list, under req.lock
  * @stack:	free frames of this process, under @mag_lock; @nr_stack of them
@@ -357,6 +368,8 @@ struct kvmm_view {
 	_Atomic uint64_t seq;
 	_Atomic uint32_t *pos;
 	_Atomic(uint8_t *) base;
+	_Atomic(struct kvmm_peer *) peer[KVMM_MAX_WORLD + 1];
+	_Atomic uint32_t nr_peers;
 
 	struct kvmm_mutex mag_lock;
 	uint32_t	*stack;
@@ -379,6 +392,8 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 		     struct shm *wl, struct kvmm_view **ret);
 void kvmm_view_free(struct kvmm_view *v);
 void kvmm_view_set_mapped(struct kvmm_view *v, uint32_t extent, bool up);
+/* WIRE_PEER; takes the message's descriptor. */
+int kvmm_view_peer(struct kvmm *k, struct sock_msg *m);
 
 static inline uint32_t kvmm_view_extent(const struct kvmm_view *v, uint32_t f)
 {
@@ -392,6 +407,24 @@ static inline bool kvmm_view_mapped(const struct kvmm_view *v, uint32_t f)
 		return f >= v->fpe;
 	return f < v->max_frames && f >= v->fpe &&
 	       bitmap_shared_test(v->mapped, kvmm_view_extent(v, f));
+}
+
+/* Do the other members have it mapped, too? They clear a bit before they unmap. */
+static inline bool kvmm_view_shared(const struct kvmm_view *v, uint32_t f)
+{
+	struct kvmm_view *vv = (struct kvmm_view *)v;
+	/* acquire: pairs with kvmm_view_peer() */
+	uint32_t i, n = atomic_load_explicit(&vv->nr_peers,
+					     memory_order_acquire);
+
+	for (i = 0; i < n; i++) {
+		/* seq_cst: see the top of this file */
+		const struct kvmm_peer *p = atomic_load(&vv->peer[i]);
+
+		if (p && !bitmap_shared_test(p->bitmap, kvmm_view_extent(v, f)))
+			return false;
+	}
+	return true;
 }
 
 static inline struct kvmm_view *kvmm_att_view(struct kvmm_att *a,

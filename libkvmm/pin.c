@@ -118,7 +118,8 @@ static inline void page_found(struct kvmm_mset *m, const struct kvmm_mgroup *g,
 	p->state = KVMM_HIT;
 	if (unlikely(!v))
 		return;			/* a peek without a window */
-	if (likely(kvmm_view_mapped(v, h->frame)))
+	if (likely(kvmm_view_mapped(v, h->frame) &&
+		   kvmm_view_shared(v, h->frame)))
 		return;
 	p->frame = 0;
 	p->state = KVMM_PENDING;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ipc/base/fd.h"
 #include "libkvmm/lib.h"
 
 static bool fits(uint64_t off, uint64_t n, uint64_t each, uint64_t bytes)
@@ -98,10 +99,27 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 	return 0;
 }
 
+static void peer_free(struct kvmm_dead *d)
+{
+	struct kvmm_peer *p = container_of(d, struct kvmm_peer, dead);
+
+	shm_fini(&p->shm);
+	free(p);
+}
+
 void kvmm_view_free(struct kvmm_view *v)
 {
+	uint32_t i;
+
 	if (!v)
 		return;
+	for (i = 0; i < ARRAY_SIZE(v->peer); i++) {
+		struct kvmm_peer *p = atomic_load_explicit(&v->peer[i],
+						memory_order_relaxed);
+
+		if (p)
+			peer_free(&p->dead);
+	}
 	if (v->table_shm.addr) {
 		shm_fini(&v->table_shm);
 		shm_fini(&v->wl_shm);
@@ -138,4 +156,102 @@ void kvmm_view_set_mapped(struct kvmm_view *v, uint32_t extent, bool up)
 		bitmap_shared_clear(v->mapped, extent);
 	}
 	view_set_dense(v);
+}
+
+/* -- the other members' ------------------------------------------------------ */
+
+/* The view that a message means; the last one opened, if it is still open. */
+static struct kvmm_view *view_of(struct kvmm *k, const struct wire_peer *w)
+{
+	struct kvmm_space *sp;
+
+	list_for_each_entry(sp, &k->spaces, link) {
+		struct kvmm_att *a = atomic_load_explicit(&sp->att,
+						memory_order_relaxed);
+		struct kvmm_view *v;
+
+		if (!a || a->ix != w->space || a->era != kvmm_era_now(k))
+			continue;
+		for (v = a->views; v; v = v->next)
+			if (v->cls == w->cls && v->node == w->node)
+				return v;
+	}
+	return NULL;
+}
+
+static struct kvmm_peer *peer_create(const struct kvmm_view *v,
+				     const struct wire_peer *w, int fd)
+{
+	struct kvmm_peer *p = calloc(1, sizeof(*p));
+	const struct window_ledger *l;
+
+	if (!p) {
+		close_fd(&fd);
+		return NULL;
+	}
+	p->dead.free = peer_free;
+	p->client = w->client;
+	p->shm = (struct shm)SHM_INIT;
+	if (shm_map_fd(&p->shm, fd, w->ledger_bytes, 0)) {
+		free(p);
+		return NULL;
+	}
+	close_fd(&p->shm.fd);
+	l = p->shm.addr;
+	if (!wl_ok(l, v->table, p->shm.bytes)) {
+		peer_free(&p->dead);
+		return NULL;
+	}
+	p->bitmap = (const _Atomic uint64_t *)((const char *)l + l->bitmap_off);
+	return p;
+}
+
+/* Where @client stands, or a place that is free; -1: all are taken. */
+static int peer_place(const struct kvmm_view *v, uint32_t client)
+{
+	int i, free = -1;
+
+	for (i = 0; i < (int)ARRAY_SIZE(v->peer); i++) {
+		struct kvmm_peer *p = atomic_load_explicit(
+			&((struct kvmm_view *)v)->peer[i],
+			memory_order_relaxed);
+
+		if (p && p->client == client)
+			return i;
+		if (!p && free < 0)
+			free = i;
+	}
+	return free;
+}
+
+int kvmm_view_peer(struct kvmm *k, struct sock_msg *m)
+{
+	const struct wire_peer *w = (const struct wire_peer *)m->buf;
+	struct kvmm_peer *p = NULL, *old;
+	struct kvmm_view *v;
+	int i;
+
+	if (m->len < sizeof(*w))
+		return -EPROTO;
+	v = view_of(k, w);
+	if (!v)
+		return 0;		/* closed meanwhile */
+	i = peer_place(v, w->client);
+	if (i < 0)
+		return -EPROTO;
+	if (!w->gone) {
+		p = peer_create(v, w, sock_msg_take_fd(m));
+		if (!p)
+			return -EPROTO;
+	}
+	/* seq_cst: unlinks the old one, see lib.h */
+	old = atomic_exchange(&v->peer[i], p);
+	if (old)
+		kvmm_bury(k, &old->dead);
+	if ((uint32_t)i >= atomic_load_explicit(&v->nr_peers,
+						memory_order_relaxed))
+		/* release: pairs with kvmm_view_shared() */
+		atomic_store_explicit(&v->nr_peers, i + 1,
+				      memory_order_release);
+	return 0;
 }

@@ -237,6 +237,8 @@ const struct shm *mm_win_table(const struct mm_win *w);
 const struct shm *mm_win_ledger(const struct mm_win *w);
 struct mm_space *mm_win_space(const struct mm_win *w);
 uint32_t mm_win_rights(const struct mm_win *w);
+unsigned int mm_win_cls(const struct mm_win *w);
+unsigned int mm_win_node(const struct mm_win *w);
 /** mm_win_no() - the number that ring entries name; unique in its client */
 uint16_t mm_win_no(const struct mm_win *w);
 struct mm_win *mm_win_get(struct mm_client *c, uint16_t no);

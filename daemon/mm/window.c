@@ -34,7 +34,9 @@ static int win_ledger_create(struct mm_win *w, struct errmsg *e)
 	pins = round_up(bitmap + BITMAP_WORDS(bits) * 8, 4096);
 	mag = round_up(pins + (uint64_t)p->max_frames * 4, 4096);
 	bytes = mag + (uint64_t)w->mag_entries * 4;
-	err = shm_create(&w->ledger_shm, "kvmm-window", bytes, 0);
+	/* the other members of its engine look at its bitmap */
+	err = shm_create(&w->ledger_shm, "kvmm-window", bytes,
+			 !w->engine->anonymous);
 	if (err)
 		return errmsg_set(e, err, "window ledger of %llu bytes: %s",
 				  (unsigned long long)bytes, strerror(-err));
@@ -265,6 +267,16 @@ struct mm_space *mm_win_space(const struct mm_win *w)
 uint32_t mm_win_rights(const struct mm_win *w)
 {
 	return w->rights;
+}
+
+unsigned int mm_win_cls(const struct mm_win *w)
+{
+	return w->pool->cls;
+}
+
+unsigned int mm_win_node(const struct mm_win *w)
+{
+	return w->pool->nd->ix;
 }
 
 uint16_t mm_win_no(const struct mm_win *w)

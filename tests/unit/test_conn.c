@@ -582,6 +582,42 @@ static void a_window_reserves_no_more_than_asked_for(void **state)
 	assert_int_equal(match(c.rq), 0);
 }
 
+/* Another member's window: what it has not mapped is no hit for us. */
+static void a_page_is_a_hit_where_the_peer_has_mapped_it(void **state)
+{
+	struct wire_peer w = {
+		.h = { .type = WIRE_PEER, .len = sizeof(w) },
+		.space = FK_SPACE, .client = 7,
+	};
+	struct shm peer = SHM_INIT;
+	struct window_ledger *l;
+
+	fk_seal(&f, 0, &key, 0, 70, 1);
+	assert_int_equal(match(c.rq), 1);
+	assert_int_equal(shm_create(&peer, "peer", f.win[0].wl.bytes, 1), 0);
+	l = peer.addr;
+	memcpy(l, f.win[0].w, sizeof(*l));
+	w.ledger_bytes = peer.bytes;
+	assert_int_equal(sock_send(f.sock, &w.h, &peer.ro_fd, 1), 0);
+	while (match(c.rq))
+		kvmm_poll(c.k, &d, 1);
+	assert_int_equal(hit.state, KVMM_PENDING);
+	assert_int_equal(m.sync_wanted, 1);
+	/* ours to touch all the same */
+	assert_non_null(kvmm_win_ptr(c.win[0], 0, 70));
+	*window_bitmap(l) = 1 << 1;
+	assert_int_equal(match(c.rq), 1);
+	*window_bitmap(l) = 0;
+	assert_int_equal(match(c.rq), 0);
+	/* told twice it is one; and then it goes */
+	assert_int_equal(sock_send(f.sock, &w.h, &peer.ro_fd, 1), 0);
+	w.gone = 1;
+	assert_int_equal(sock_send(f.sock, &w.h, NULL, 0), 0);
+	while (!match(c.rq))
+		kvmm_poll(c.k, &d, 1);
+	shm_fini(&peer);
+}
+
 static void what_is_open_is_not_opened_again(void **state)
 {
 	struct kvmm_space *sp;
@@ -801,6 +837,7 @@ int main(void)
 		T(closing_does_not_wait_for_ever),
 		T(extents_come_and_go_with_a_sync),
 		T(a_window_reserves_no_more_than_asked_for),
+		T(a_page_is_a_hit_where_the_peer_has_mapped_it),
 		T(what_is_open_is_not_opened_again),
 		T(a_child_is_told_and_disturbs_nobody),
 		T(pins_wait_for_their_step),
