@@ -222,13 +222,14 @@ static void collect_fds(struct msghdr *mh, struct sock_msg *m)
 	}
 }
 
-static int check_packet(const struct sock_msg *m, int flags)
+static int check_packet(const struct sock_msg *m, int flags,
+			unsigned int max_fds)
 {
 	const struct wire_hdr *h = (const struct wire_hdr *)m->buf;
 
 	if ((flags & MSG_TRUNC) || m->len < sizeof(*h) ||
 	    h->magic != WIRE_MAGIC || h->len != m->len ||
-	    h->nr_fds > WIRE_MAX_FDS)
+	    h->nr_fds > max_fds)
 		return -EPROTO;
 	if (h->nr_fds == m->nr_fds && !(flags & MSG_CTRUNC))
 		return 0;
@@ -238,7 +239,7 @@ static int check_packet(const struct sock_msg *m, int flags)
 	return -EPROTO;
 }
 
-int sock_recv(int fd, struct sock_msg *m)
+int sock_recv_max(int fd, struct sock_msg *m, unsigned int max_fds)
 {
 	union {
 		struct cmsghdr	align;
@@ -248,8 +249,9 @@ int sock_recv(int fd, struct sock_msg *m)
 	struct msghdr mh = {
 		.msg_iov	= &iov,
 		.msg_iovlen	= 1,
-		.msg_control	= ctl.buf,
-		.msg_controllen	= sizeof(ctl.buf),
+		/* not CMSG_SPACE: its padding has room for one more */
+		.msg_control	= max_fds ? ctl.buf : NULL,
+		.msg_controllen	= max_fds ? CMSG_LEN(max_fds * sizeof(int)) : 0,
 	};
 	ssize_t n;
 	int err;
@@ -264,11 +266,18 @@ int sock_recv(int fd, struct sock_msg *m)
 	collect_fds(&mh, m);
 	m->len = n;
 	/* an empty packet cannot be told from the end, and is no message */
-	err = n ? check_packet(m, mh.msg_flags) : -EPIPE;
-	if (err)
-		sock_msg_close_fds(m);
+	err = n ? check_packet(m, mh.msg_flags, max_fds) : -EPIPE;
 	if (err && err != -EMFILE)
 		m->len = 0;
+	return err;
+}
+
+int sock_recv(int fd, struct sock_msg *m)
+{
+	int err = sock_recv_max(fd, m, WIRE_MAX_FDS);
+
+	if (err)
+		sock_msg_close_fds(m);
 	return err;
 }
 

@@ -57,6 +57,15 @@ int sock_send(int fd, struct wire_hdr *h, const int *fds, unsigned int nr_fds);
  */
 int sock_recv(int fd, struct sock_msg *m);
 
+/**
+ * sock_recv_max() - the same for at most @max_fds descriptors
+ *
+ * What more the peer sent is dropped in the kernel and never becomes ours to
+ * close: closing a descriptor of the peer's making may block (FUSE). On error
+ * what came stays in @m, the caller's to close.
+ */
+int sock_recv_max(int fd, struct sock_msg *m, unsigned int max_fds);
+
 /** sock_wait() - poll for @events until @deadline_ns; 0, -ETIMEDOUT, -EPIPE */
 int sock_wait(int fd, short events, uint64_t deadline_ns);
 

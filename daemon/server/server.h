@@ -337,6 +337,9 @@ void sessions_arm(struct server *s, uint64_t deadline_ns);
 int session_identify(struct session *ss, int sock, int pidfd,
 		     struct errmsg *e);
 
+/** foreign_close() - close what a client sent; never blocks */
+void foreign_close(int fd);
+
 /* -- the server ------------------------------------------------------------------- */
 
 /**

@@ -164,6 +164,15 @@ void session_tell_index(struct session *ss, struct mm_space *sp)
 
 /* -- receiving ----------------------------------------------------------------------- */
 
+/* What is left of a message's descriptors. */
+static void drop_fds(struct sock_msg *m)
+{
+	int fd;
+
+	while ((fd = sock_msg_take_fd(m)) >= 0)
+		foreign_close(fd);
+}
+
 static void sock_ready(struct source *src, uint32_t events)
 {
 	struct session *ss = container_of(src, struct session, sock);
@@ -177,7 +186,8 @@ static void sock_ready(struct source *src, uint32_t events)
 
 		if (ss->doom || ss->over)
 			return;
-		err = sock_recv(src->fd, m);
+		/* a pidfd comes with hello, nothing with anything else */
+		err = sock_recv_max(src->fd, m, ss->state == SESSION_GREETING);
 		if (err == -EAGAIN)
 			return;
 		if (err == -EPROTO)
@@ -188,7 +198,7 @@ static void sock_ready(struct source *src, uint32_t events)
 			session_over(ss);
 		else
 			session_request(ss, m);
-		sock_msg_close_fds(m);
+		drop_fds(m);
 	}
 	if (ss->nr_out && (events & (EPOLLHUP | EPOLLERR)))
 		session_over(ss);
