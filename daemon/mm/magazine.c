@@ -201,6 +201,8 @@ void mm_refill(struct mm_win *w, uint32_t n)
 		fill = max(fill, (int64_t)n);
 		if (stock > fill)
 			win_give(w, stock - fill, p->wmark_low);
+		if (pool_runs_dry(p))
+			p->space->mm->next_pools_ns = 0;
 	}
 	refill_answered(w);
 }

@@ -34,6 +34,7 @@
 #define COMING_MAX	4u		/* extents under way to one pool */
 #define MIN_PER_EXTENT	4u
 #define GROW_RETRY_NS	(100 * NSEC_PER_MSEC)
+#define DRY_NS		NSEC_PER_SEC	/* unused for longer: let it be */
 #define RUN_NS		NSEC_PER_MSEC	/* between rounds while something waits */
 #define RUN_IDLE_NS	(100 * NSEC_PER_MSEC)
 #define EVACUATE_IDLE_NS (10 * NSEC_PER_SEC)
@@ -390,6 +391,9 @@ bool win_holds(const struct mm_win *w, const struct mm_extent *x)
 {
 	if (w->closed || w->client->exited || w->told_seq < x->up_seq)
 		return false;
+	/* who cannot say anything any more may still clear its bits */
+	if (!w->client->connected)
+		return bitmap_shared_test(w->bitmap, x->no);
 	return w->synced_seq < x->down_seq ||
 	       bitmap_shared_test(w->bitmap, x->no);
 }
@@ -537,6 +541,14 @@ static bool pool_waits(const struct mm_pool *p)
 	return !list_empty(&p->refill_wait) || !list_empty(&p->load_wait);
 }
 
+bool pool_runs_dry(const struct mm_pool *p)
+{
+	uint32_t few = max(p->wmark_low, p->per_extent / 4);
+
+	return p->nr_extents && !p->extents_coming && p->nr_free < few &&
+	       p->space->mm->now_ns - p->used_ns < DRY_NS && pool_room(p);
+}
+
 static bool pool_run(struct mm_pool *p)
 {
 	bool waits = pool_waits(p);
@@ -544,9 +556,7 @@ static bool pool_run(struct mm_pool *p)
 	if (p->ending)
 		return true;
 	/* free frames that nobody has mapped yet are no reason to grow */
-	if ((waits && p->nr_free < p->reserve + p->want) ||
-	    (p->nr_extents && p->nr_free < p->wmark_low &&
-	     !p->extents_coming && pool_room(p)))
+	if ((waits && p->nr_free < p->reserve + p->want) || pool_runs_dry(p))
 		pool_grow(p);
 	if (waits)
 		pool_feed(p);
