@@ -28,8 +28,9 @@ static const char *const engines[] = { "io_uring", "threads" };
 #define NR_ENGINES	2
 
 /*
- * A cache that is filled faster than it can be written forgets; here it may wait
- * so long that it does so only when the device takes nothing.
+ * A cache that is filled faster than it can be written forgets, and so does one
+ * over a device that is late three times in a row; here both may take so long
+ * that it does so only when the device takes nothing.
  */
 static const char patient[] = "{\"timeouts\": {\"direct_reclaim\": \"1s\"}}";
 
@@ -37,7 +38,7 @@ static struct td_opts opts(const char *engine)
 {
 	return (struct td_opts) {
 		.dram_bytes = DRAM, .nvme_bytes = NVME, .engine = engine,
-		.config = patient,
+		.config = patient, .io_timeout = "5s",
 	};
 }
 
@@ -169,7 +170,7 @@ static void one_read_serves_every_process(void **state)
 	reads = ta_node(&f->d, "nvme0", "read.ios");
 	shared = ta_counter(&f->d, "dram0", "fetch_shared");
 	/* slow enough for all to come while it is under way */
-	ta_fault(&f->d, "nvme0:read:stall:ms=500");
+	ta_fault(&f->d, "nvme0:read:stall:ms=300");
 	for (i = 0; i < 4; i++)
 		proc_send(&f->p[i], get, 1, CHAIN);
 	for (i = 0; i < 4; i++)
