@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Spaces and windows, in an era and as the user has them. */
+#ifndef KVMM_LIBKVMM_SPACE_H
+#define KVMM_LIBKVMM_SPACE_H
+
+#include "ipc/base/bitmap.h"
+#include "ipc/desc.h"
+#include "ipc/frame.h"
+#include "ipc/index.h"
+#include "libkvmm/era.h"
+
+/* -- space in an era (space.c) ---------------------------------------------------- */
+
+/**
+ * struct kvmm_ixmap - a mapped index
+ */
+struct kvmm_ixmap {
+	struct kvmm_dead dead;
+	struct shm	shm;
+	const struct index *ix;
+	uint64_t	nr_lines;
+	uint64_t	seed[2];
+};
+
+struct kvmm_view;
+
+/**
+ * struct kvmm_att - a space in one era
+ * @refs:	the space, every request that is bound to it
+ * @ix:		the space's index in the header
+ * @index:	in force; swapped when it grows
+ * @view:	open windows
+ * @views:	all that ever were, kvmm_view.next
+ */
+struct kvmm_att {
+	struct kvmm_dead dead;
+	_Atomic uint32_t refs;
+	struct kvmm_era	*era;
+	struct kvmm_space *sp;
+	uint32_t	ix;
+	_Atomic(struct kvmm_ixmap *) index;
+	_Atomic(struct kvmm_view *) view[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	struct kvmm_view *views;
+};
+
+/* Takes a reference unless @a is on its way out. */
+bool kvmm_att_get(struct kvmm_att *a);
+void kvmm_att_put(struct kvmm_att *a);
+/* WIRE_INDEX; takes the message's descriptor. */
+int kvmm_space_index(struct kvmm *k, struct sock_msg *m);
+/* Attach (again); the caller is in a set-up call. */
+int kvmm_space_enter(struct kvmm_space *sp, struct kvmm_era *e,
+		     uint64_t deadline);
+
+/**
+ * struct kvmm_space - the user's handle of a space
+ * @desc:	decoded
+ * @bytes:	canonical form, for attaching again
+ * @att:	the last era it was attached in
+ * @reserved:	floors asked for, by class and node
+ * @open:	the user has a window there, if not always a view
+ * @wins:	kvmm_win.link
+ * @reqs:	kvmm_req.link of those not ended, under kvmm.ops_lock
+ */
+struct kvmm_space {
+	struct kvmm	*k;
+	struct list	link;
+	struct desc	desc;
+	uint32_t	flags;
+	uint8_t		*bytes;
+	size_t		nr_bytes;
+	uint8_t		id[32];
+	_Atomic(struct kvmm_att *) att;
+	_Atomic uint32_t reserved[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	_Atomic bool	open[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	struct list	wins;
+	struct list	reqs;
+};
+
+/* -- window in an era (view.c), and the user's (win.c) ------------------------------ */
+
+/**
+ * struct kvmm_peer - what another member of the engine has mapped
+ */
+struct kvmm_peer {
+	struct kvmm_dead dead;
+	struct shm	shm;
+	const _Atomic uint64_t *bitmap;
+	uint32_t	client;
+};
+
+/**
+ * struct kvmm_view - a window's shared memory
+ * @no:		the daemon's number
+ * @fpe_inv:	ceil(2^64 / frames_per_extent): a division by multiplication
+ * @dense:	frames below it lie in mapped extents (but for frame 0's)
+ * @mapped:	private copy of the bitmap, for what is not @dense
+ * @seq:	extent_seq that is applied
+ * @peer:	other members with the same window; @nr_peers places were used
+ * @base:	of the window, while it is open
+ * @pos:	by frame: where it stands in its request's list, under req.lock
+ * @stack:	free frames of this process, under @mag_lock; @nr_stack of them
+ * @mag_head:	of the magazine ring, @mag_lock
+ * @free_after:	latest step named by a free since the stack gave some back
+ * @target:	frames that a refill asks for
+ * @posted_n:	what the last refill asked for; 0: there was none
+ * @posted_at:	refills answered when it was posted
+ * @refused:	the last allocation was, when @refused_at refills were answered
+ *		and @refused_with frames were in the magazine
+ */
+struct kvmm_view {
+	struct kvmm_view *next;
+	struct kvmm_att	*att;
+	uint16_t	no;
+	uint8_t		cls;
+	uint8_t		node;
+	uint32_t	rights;
+	struct shm	table_shm, wl_shm;
+	const struct frame_table *table;
+	const _Atomic uint64_t *word;
+	struct window_ledger *wl;
+	_Atomic uint32_t *pins;
+	_Atomic uint64_t *bitmap;
+	uint32_t	max_frames;
+	uint32_t	fpe;
+	uint64_t	fpe_inv;
+	uint32_t	nr_extents;
+	uint32_t	page_bytes;
+	_Atomic uint32_t dense;
+	_Atomic uint64_t *mapped;
+	_Atomic uint64_t seq;
+	_Atomic uint32_t *pos;
+	_Atomic(uint8_t *) base;
+	_Atomic(struct kvmm_peer *) peer[KVMM_MAX_WORLD + 1];
+	_Atomic uint32_t nr_peers;
+
+	struct kvmm_mutex mag_lock;
+	uint32_t	*stack;
+	uint32_t	nr_stack;
+	uint32_t	mag_head;
+	uint32_t	mag_mask;
+	const _Atomic uint32_t *mag;
+	uint64_t	free_after;
+	uint32_t	target;
+	uint32_t	posted_n;
+	uint32_t	posted_at;
+	bool		refused;
+	uint32_t	refused_at;
+	uint32_t	refused_with;
+};
+
+/* From the two memfds' mappings, taken over on success; 0, -EPROTO, -ENOMEM. */
+int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
+		     uint32_t rights, uint16_t no, struct shm *table,
+		     struct shm *wl, struct kvmm_view **ret);
+void kvmm_view_free(struct kvmm_view *v);
+void kvmm_view_set_mapped(struct kvmm_view *v, uint32_t extent, bool up);
+/* WIRE_PEER; takes the message's descriptor. */
+int kvmm_view_peer(struct kvmm *k, struct sock_msg *m);
+
+static inline uint32_t kvmm_view_extent(const struct kvmm_view *v, uint32_t f)
+{
+	return (unsigned __int128)f * v->fpe_inv >> 64;
+}
+
+static inline bool kvmm_view_mapped(const struct kvmm_view *v, uint32_t f)
+{
+	/* acquire: pairs with kvmm_view_set_mapped(), after the mmap() */
+	if (likely(f < atomic_load_explicit(&v->dense, memory_order_acquire)))
+		return f >= v->fpe;
+	return f < v->max_frames && f >= v->fpe &&
+	       bitmap_shared_test(v->mapped, kvmm_view_extent(v, f));
+}
+
+/* Do the other members have it mapped, too? They clear a bit before they unmap. */
+static inline bool kvmm_view_shared(const struct kvmm_view *v, uint32_t f)
+{
+	struct kvmm_view *vv = (struct kvmm_view *)v;
+	/* acquire: pairs with kvmm_view_peer() */
+	uint32_t i, n = atomic_load_explicit(&vv->nr_peers,
+					     memory_order_acquire);
+
+	for (i = 0; i < n; i++) {
+		/* seq_cst: see the top of lib.h */
+		const struct kvmm_peer *p = atomic_load(&vv->peer[i]);
+
+		if (p && !bitmap_shared_test(p->bitmap, kvmm_view_extent(v, f)))
+			return false;
+	}
+	return true;
+}
+
+static inline struct kvmm_view *kvmm_att_view(struct kvmm_att *a,
+					      unsigned int cls,
+					      unsigned int node)
+{
+	if (cls >= KVMM_MAX_CLASSES || node >= KVMM_MAX_NODES)
+		return NULL;
+	/* seq_cst: see the top of lib.h */
+	return atomic_load(&a->view[cls][node]);
+}
+
+/**
+ * struct kvmm_win - the user's handle of a window
+ * @base:	reserved address space of @va_bytes
+ * @view:	what is mapped there now; NULL while nothing is
+ * @seg_off:	offset of each segment within a page
+ */
+struct kvmm_win {
+	struct kvmm_space *sp;
+	struct list	link;
+	unsigned int	cls, node;
+	struct kvmm_win_opts opts;
+	uint8_t		*base;
+	size_t		va_bytes;
+	size_t		stride;
+	uint32_t	*seg_off;
+	uint32_t	nsegs;
+	_Atomic(struct kvmm_view *) view;
+	uint64_t	extent_bytes;
+	uint32_t	fpe;
+	_Atomic uint32_t dense;		/* as the view's */
+};
+
+#endif
