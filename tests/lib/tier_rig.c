@@ -171,6 +171,17 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 		.node = r->nvme, .kind = KVMM_NODE_NVME,
 		.below = KVMM_NODE_NONE, .size_max = r->o.nvme_bytes,
 	};
+	if (!r->o.far_bytes)
+		return;
+	ho.name = "dram1";
+	ho.bytes = r->o.far_bytes;
+	assert_int_equal(host_create(&ho, &r->far), 0);
+	mo->nr_nodes = 3;
+	mo->node[2] = (struct mm_node_opts){
+		.node = r->far, .kind = KVMM_NODE_HOST, .below = 1,
+		.size_max = r->o.far_bytes,
+		.extent_bytes = r->o.extent_bytes,
+	};
 }
 
 static void rig_client(struct rig *r)
@@ -196,6 +207,9 @@ static void rig_client(struct rig *r)
 			fail_msg("%s", e.text);
 		r->mag_head[i] = 0;
 	}
+	if (r->far && mm_win_open(r->c, r->sp, 0, RIG_FAR, KVMM_RW, &r->w_far,
+				  &e))
+		fail_msg("%s", e.text);
 }
 
 void rig_start(struct rig *r, const struct rig_opts *o)
@@ -269,6 +283,7 @@ void rig_stop(struct rig *r)
 	assert_int_equal(mm_destroy(r->mm, deadline), 0);
 	assert_int_equal(node_destroy(r->nvme, deadline), 0);
 	assert_int_equal(node_destroy(r->host, deadline), 0);
+	assert_int_equal(node_destroy(r->far, deadline), 0);
 	assert_int_equal(work_destroy(r->pool, deadline), 0);
 	shm_fini(&r->ledger);
 	free(r->hdr);
@@ -279,14 +294,13 @@ void rig_stop(struct rig *r)
 /* -- the loop ------------------------------------------------------------------ */
 
 /* The client maps at once whatever comes, and unmaps what must go. */
-static void rig_sync(struct rig *r, unsigned int cls)
+static void rig_sync(struct rig *r, struct mm_win *w)
 {
 	struct mm_extent_change ch[16];
-	struct mm_win *w = r->w[cls];
 	unsigned int n, i;
 	uint64_t seq;
 
-	if (!r->c || w->synced_seq ==
+	if (!r->c || !w || w->synced_seq ==
 	    atomic_load(&w->pool->table->extent_seq))
 		return;
 	n = mm_win_sync(w, w->synced_seq, 0, ch, 16, &seq);
@@ -309,8 +323,11 @@ void rig_poll(struct rig *r)
 	node_poll(r->host, 0);
 	if (r->nvme)
 		node_poll(r->nvme, 0);
-	rig_sync(r, 0);
-	rig_sync(r, 1);
+	if (r->far)
+		node_poll(r->far, 0);
+	rig_sync(r, r->w[0]);
+	rig_sync(r, r->w[1]);
+	rig_sync(r, r->w_far);
 	next = mm_run(r->mm, now_ns());
 	if (next > now_ns())
 		nanosleep(&ts, NULL);
@@ -394,20 +411,18 @@ const struct mm_counters *rig_count(struct rig *r, unsigned int node)
 
 /* -- what a client does ----------------------------------------------------------- */
 
-uint32_t rig_frame(struct rig *r, unsigned int group, unsigned int ms)
+static uint32_t take_frame(struct rig *r, struct mm_win *w, uint32_t *head,
+			   unsigned int ms)
 {
 	uint64_t deadline = deadline_in(ms * NSEC_PER_MSEC);
-	unsigned int cls = cls_of(group);
-	struct mm_win *w = r->w[cls];
 	bool asked = false;
 
 	for (;;) {
 		uint32_t tail = atomic_load(&w->wl->mag_tail), f;
 
-		if (tail != r->mag_head[cls]) {
-			f = atomic_load(&w->mag[r->mag_head[cls] &
-						(w->mag_entries - 1)]);
-			atomic_store(&w->wl->mag_head, ++r->mag_head[cls]);
+		if (tail != *head) {
+			f = atomic_load(&w->mag[*head & (w->mag_entries - 1)]);
+			atomic_store(&w->wl->mag_head, ++*head);
 			return f;
 		}
 		if (!asked)
@@ -421,10 +436,16 @@ uint32_t rig_frame(struct rig *r, unsigned int group, unsigned int ms)
 	}
 }
 
-int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i)
+uint32_t rig_frame(struct rig *r, unsigned int group, unsigned int ms)
 {
-	uint32_t f = rig_frame(r, group, 20);
-	struct mm_win *w = r->w[cls_of(group)];
+	unsigned int cls = cls_of(group);
+
+	return take_frame(r, r->w[cls], &r->mag_head[cls], ms);
+}
+
+static int publish(struct rig *r, struct mm_win *w, uint32_t f,
+		   unsigned int group, uint32_t chain, uint32_t i)
+{
 	struct ring_pub pub = { .frame = f, .group = group, .pos = i * 16 };
 	struct ring_sqe sqe = { .op = RING_PUBLISH, .n = 1 };
 	struct rig_answer a;
@@ -445,6 +466,18 @@ int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i)
 	if (a.res[0].result)
 		mm_free(w, &f, 1, 0);
 	return a.res[0].result;
+}
+
+int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i)
+{
+	return publish(r, r->w[cls_of(group)], rig_frame(r, group, 20), group,
+		       chain, i);
+}
+
+int rig_publish_far(struct rig *r, uint32_t chain, uint32_t i)
+{
+	return publish(r, r->w_far, take_frame(r, r->w_far, &r->mag_head[2], 20),
+		       RIG_FULL, chain, i);
 }
 
 uint32_t rig_publish_chain(struct rig *r, unsigned int group, uint32_t chain,

@@ -17,6 +17,7 @@
 
 #define RIG_DRAM	0		/* node numbers */
 #define RIG_NVME	1
+#define RIG_FAR		2		/* a second node of memory, if asked for */
 #define RIG_FULL	0		/* groups */
 #define RIG_WINDOW	1
 #define RIG_BIG		2		/* of a class of larger pages */
@@ -26,10 +27,11 @@
  * @page_bytes:	of the class of FULL and WINDOW; 0: 4096
  * @big_bytes:	of the class of BIG; 0: 16384
  * @extent_bytes: 0: eight pages
+ * @far_bytes:	of a second host node, beside the first; 0: none
  * @nvme_path:	a real slot store in this file instead of a fake one
  */
 struct rig_opts {
-	uint64_t	dram_bytes, nvme_bytes, extent_bytes;
+	uint64_t	dram_bytes, nvme_bytes, extent_bytes, far_bytes;
 	uint32_t	page_bytes, big_bytes;
 	uint64_t	direct_reclaim_ns, fetch_ns;
 	const struct kvmm_policy_v0 *policy;
@@ -48,15 +50,16 @@ struct rig_answer {
 struct rig {
 	struct rig_opts	o;
 	struct work_pool *pool;
-	struct node	*host, *nvme;
+	struct node	*host, *nvme, *far;
 	struct fake_blk	*blk;		/* NULL when @o.nvme_path */
 	struct kvmm_hdr	*hdr;
 	struct mm	*mm;
 	struct shm	ledger;
 	struct mm_client *c;
 	struct mm_space	*sp;
-	struct mm_win	*w[2];		/* by class */
-	uint32_t	mag_head[2];
+	struct mm_win	*w[2];		/* on DRAM, by class */
+	struct mm_win	*w_far;		/* of the first class */
+	uint32_t	mag_head[3];
 	uint64_t	next_tag;
 	unsigned int	nr_answers;
 	struct rig_answer *answer;	/* [RIG_ANSWERS] */
@@ -92,6 +95,8 @@ const struct mm_counters *rig_count(struct rig *r, unsigned int node);
 uint32_t rig_frame(struct rig *r, unsigned int group, unsigned int ms);
 /* Publish page @i of a chain; result of the publish, or -EAGAIN: no frame. */
 int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i);
+/* The same on the second node of memory. */
+int rig_publish_far(struct rig *r, uint32_t chain, uint32_t i);
 /* Pages [0, n); how many went well. */
 uint32_t rig_publish_chain(struct rig *r, unsigned int group, uint32_t chain,
 			   uint32_t n);

@@ -710,6 +710,64 @@ static void in_modes_that_miss_nothing_is_brought_up(void **state)
 	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 1), 1);
 }
 
+/* -- from memory to memory -------------------------------------------------------- */
+
+static void far_start(void)
+{
+	struct rig_opts o = {
+		.dram_bytes = 128 * 4096, .nvme_bytes = 1024 * 4096,
+		.far_bytes = 128 * 4096,
+	};
+	uint32_t i;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	for (i = 0; i < 8; i++)
+		assert_int_equal(rig_publish_far(r, 1, i), 0);
+	rig_check(r);
+}
+
+static void a_page_is_copied_between_nodes_of_memory(void **state)
+{
+	uint32_t i;
+
+	far_start();
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 8), 8);
+	assert_int_equal(r->blk->seen[NODE_READ], 0);
+	for (i = 0; i < 8; i++) {
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_DRAM),
+				 COPY_READY);
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_FAR),
+				 COPY_READY);
+	}
+	assert_int_equal(rig_count(r, RIG_FAR)->bytes_out, 8 * 4096);
+	rig_check(r);
+	/* either of two copies may leave, the other is not lost by it */
+	r->blk->unwritable = true;
+	rig_push_down(r, RIG_FULL);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_pages, 0);
+	assert_int_equal(r->sp->nr_pages, 8);
+	assert_int_equal(dram()->pgdrop_gone, 0);
+	rig_check(r);
+}
+
+static void a_cancelled_copy_holds_its_frames_until_it_is_over(void **state)
+{
+	struct rig_answer a;
+	uint64_t tag;
+
+	far_start();
+	tag = rig_fetch(r, RIG_FULL, 1, 0, 8, 0);
+	mm_cancel(r->c, tag);
+	assert_true(rig_answer(r, tag, 0, &a));
+	assert_int_equal(a.result, -ECANCELED);
+	rig_check(r);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_loading, 0);
+	rig_check(r);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 8), 8);
+}
+
 int main(void)
 {
 #define T(name)	cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -745,6 +803,8 @@ int main(void)
 		T(a_report_while_loading_is_a_miss),
 		T(without_the_checksum_wrong_bytes_would_be_served),
 		T(in_modes_that_miss_nothing_is_brought_up),
+		T(a_page_is_copied_between_nodes_of_memory),
+		T(a_cancelled_copy_holds_its_frames_until_it_is_over),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
