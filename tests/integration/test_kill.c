@@ -544,6 +544,8 @@ static void a_dead_leader_moves_no_frame_of_a_reader(void **state)
 	fx_client(f, 1, 0, &o[1]);
 	fx_client(f, 2, 0, NULL);
 	T_EQ(proc_call(&f->p[2], fx_put, 1, 64), 64);
+	/* a page is a hit only where the other one has mapped it, too */
+	proc_call(&f->p[1], sync_windows, 0, 0);
 	/* the leader matches, the other one reads by frame numbers */
 	T_EQ(proc_call(&f->p[0], fx_hold, 1, 64), 64);
 	T_EQ(proc_call(&f->p[0], fx_frames, 0, 0), 64);
