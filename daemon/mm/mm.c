@@ -45,12 +45,19 @@ static int node_init(struct mm *mm, unsigned int ix, struct errmsg *e)
 	return 0;
 }
 
-/* A page's way down must end. */
+/* A page's way down must end, and pages are written to block nodes only. */
 static int nodes_check(const struct mm *mm, struct errmsg *e)
 {
 	unsigned int ix, at, hops;
 
 	for (ix = 0; ix < mm->nr_nodes; ix++) {
+		at = mm->node[ix].below;
+		if (at != KVMM_NODE_NONE && mm->node[ix].mem &&
+		    mm->node[at].mem)
+			return errmsg_set(e, -EINVAL,
+				"node %s: below must be a block node, %s is memory",
+				mm->node[ix].node->name,
+				mm->node[at].node->name);
 		at = ix;
 		for (hops = 0; at != KVMM_NODE_NONE; hops++) {
 			if (hops > mm->nr_nodes)

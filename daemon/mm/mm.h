@@ -71,7 +71,7 @@ struct mm_ops {
  * @node:	made by the server; outlives mm
  * @kind:	enum kvmm_node_kind, what clients are told
  * @size_max:	bytes that tables are sized for, >= capacity
- * @below:	index of the node to demote to, %KVMM_NODE_NONE
+ * @below:	index of the block node to demote to, %KVMM_NODE_NONE
  * @extent_bytes: 0 = clamp(capacity / 1024, 32 MiB, 1 GiB), less on small nodes
  */
 struct mm_node_opts {
