@@ -43,6 +43,18 @@ void t_fail(const char *file, int line, const char *fmt, ...)
 	abort();		/* _fail() does not return, but does not say so */
 }
 
+void t_fail_check(const char *file, int line, const char *cond,
+		  const char *fmt, ...)
+{
+	char text[400];
+	va_list ap;
+
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	t_fail(file, line, "%.100s:%s", cond, text);
+}
+
 const char *t_strerror(long long err)
 {
 	static _Thread_local char text[400];

@@ -36,6 +36,9 @@
 
 void t_fail(const char *file, int line, const char *fmt, ...)
 	__attribute__((format(printf, 3, 4), noreturn));
+void t_fail_check(const char *file, int line, const char *cond,
+		  const char *fmt, ...)
+	__attribute__((format(printf, 4, 5), noreturn));
 
 /* Has a check of this process failed since it was last cleared? */
 extern bool t_failed;
@@ -44,7 +47,8 @@ extern bool t_failed;
 #define T_CHECK(cond, ...)						\
 	do {								\
 		if (!(cond))						\
-			t_fail(__FILE__, __LINE__, #cond ": " __VA_ARGS__); \
+			t_fail_check(__FILE__, __LINE__, #cond,		\
+				     " " __VA_ARGS__);			\
 	} while (0)
 
 /* Both are integers, and equal. */
