@@ -8,8 +8,10 @@
  * which keeps both from filling up at the same time. At half load two lines in a
  * hundred end up there, and once in ten thousand pages both buckets are full;
  * then one of the eight occupants nearly always has room in its own two and is
- * moved. What still finds no place pushes another line out: that page is a miss
- * for clients until it is set again, and is counted.
+ * moved, or finds it once another one has moved. What still finds no place (one
+ * page in a million at half load, or keys chosen to collide, for which growth is
+ * no cure) pushes another line out: that page is a miss for clients until it is
+ * set again, and is counted.
  *
  * A move writes the new place before it clears the old one, so that a reader
  * that probes in between sees the page at least once; seeing it twice does no
@@ -162,18 +164,32 @@ static struct index_line *place_far(struct index *ix, struct index_hash h)
 	return bucket_free(ix, h, INDEX_BUCKET, &b) > nr_a ? b : a;
 }
 
-/* Make room in @l by moving its page; @far: also away from its two lines. */
-static bool move_away(struct index *ix, struct index_line *l, bool far)
+/* How far a page may be moved to make room, and what for. */
+enum move {
+	MOVE_NEAR,		/* to its other near line */
+	MOVE_FAR,		/* to any line of its two buckets */
+	MOVE_TWICE,		/* there, and another one makes room in turn */
+};
+
+/* Make room in @l by moving its page. */
+static bool move_away(struct index *ix, struct index_line *l, enum move how)
 {
 	struct index_line *to;
 	struct index_hash h;
 	struct line_val v;
+	unsigned int i;
 
 	line_read(l, &v);
 	h = hash_of(ix, v.key, v.group, v.node);
 	to = place_near(ix, h);
-	if (!to && far)
+	if (!to && how >= MOVE_FAR)
 		to = place_far(ix, h);
+	for (i = 0; !to && how == MOVE_TWICE && i < INDEX_PROBES; i++) {
+		struct index_line *m = &ix->line[index_probe(h, i)];
+
+		if (m != l && move_away(ix, m, MOVE_FAR))
+			to = m;
+	}
 	if (!to)
 		return false;
 	line_write(to, &v);
@@ -184,22 +200,25 @@ static bool move_away(struct index *ix, struct index_line *l, bool far)
 static struct index_line *place(struct index *ix, struct index_hash h)
 {
 	struct index_line *l = place_near(ix, h);
+	enum move how;
 	unsigned int i;
 
 	if (l)
 		return l;
-	if (move_away(ix, &ix->line[h.home], false))
+	if (move_away(ix, &ix->line[h.home], MOVE_NEAR))
 		return &ix->line[h.home];
-	if (move_away(ix, &ix->line[h.other], false))
+	if (move_away(ix, &ix->line[h.other], MOVE_NEAR))
 		return &ix->line[h.other];
 	l = place_far(ix, h);
 	if (l)
 		return l;
 	/* Both buckets are full: move one of the eight. */
-	for (i = 0; i < INDEX_PROBES; i++) {
-		l = &ix->line[index_probe(h, i)];
-		if (move_away(ix, l, true))
-			return l;
+	for (how = MOVE_FAR; how <= MOVE_TWICE; how++) {
+		for (i = 0; i < INDEX_PROBES; i++) {
+			l = &ix->line[index_probe(h, i)];
+			if (move_away(ix, l, how))
+				return l;
+		}
 	}
 	return NULL;
 }
@@ -338,11 +357,6 @@ void index_add(struct mm_space *sp, const struct page *pg, uint8_t node,
 	if (sp->index_used >= sp->index->nr_lines / 2 && !index_grow(sp))
 		h = hash_of(sp->index, pg->key, pg->group, node);
 	l = place(sp->index, h);
-	/* eight in a row at a low load is malice, and growth no cure for it */
-	if (!l && sp->index_used >= sp->index->nr_lines / 4 && !index_grow(sp)) {
-		h = hash_of(sp->index, pg->key, pg->group, node);
-		l = place(sp->index, h);
-	}
 	if (l) {
 		sp->index_used++;
 	} else {

@@ -19,7 +19,7 @@
 #include "ipc/base/clock.h"
 
 #define GHOST_ENTRIES	(1u << 17)
-#define INDEX_FIRST_MAX	(UINT64_C(1) << 18)	/* lines, 16 MiB */
+#define INDEX_FIRST_MAX	(UINT64_C(1) << 22)	/* lines, 256 MiB, sparse */
 #define END_RETRY_NS	NSEC_PER_MSEC
 
 /* -- finding ----------------------------------------------------------------- */
