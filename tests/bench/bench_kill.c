@@ -290,6 +290,7 @@ static void check_bytes(struct kill *k, unsigned int p,
 static void survive(struct kill *k)
 {
 	struct kvmm_hit hit[PREFIX];
+	struct kvmm_done d;
 	uint64_t n = 0;
 
 	memset(&k->hist, 0, sizeof(k->hist));
@@ -305,6 +306,7 @@ static void survive(struct kill *k)
 			bench_die(&k->b, "the survivor lost a page", -ENOENT);
 		if (++n % 64)
 			continue;
+		kvmm_poll(k->c.k, &d, 1);	/* as an engine's loop does */
 		check_bytes(k, p, hit);
 		if (n >= MIN_MATCHES &&
 		    /* acquire: pairs with killer_main() */

@@ -174,8 +174,10 @@ static void check_copies(struct seal *s)
 	struct kvmm_req *rq = bc_req(&s->sub, 1);
 	const struct kvmm_key *key = &s->key[BLOCK_PAGES - CHAIN];
 	struct kvmm_hit hit[CHAIN];
+	struct kvmm_done d;
 	unsigned int i, n;
 
+	kvmm_poll(s->sub.k, &d, 1);	/* the index may have grown */
 	kvmm_win_sync(s->sub.win, 0);
 	n = bc_match(&s->sub, rq, key, CHAIN, hit);
 	for (i = 0; i < n; i++) {
