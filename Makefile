@@ -308,9 +308,11 @@ $(BENCHES): $(B)/bench/%: $(B)/obj/tests/bench/bench_%.o $(B)/librel.a
 
 # Each bench prints progress to stderr and one line of JSON last on stdout.
 bench: all $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)) | $(DEPS)
-	$(Q)rc=0; for b in $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)); do \
+	$(Q)t=$$(mktemp -d "$${TMPDIR:-/var/tmp}/kvmm-bench.XXXXXX") || exit 1; \
+	trap 'rm -rf "$$t"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
+	rc=0; for b in $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)); do \
 		KVMM_BUILD=$(abspath $(B)) KVMMD=$(abspath $(B)/kvmmd) \
-			$$b >$$b.out || rc=1; \
+			TMPDIR="$$t" $$b >$$b.out || rc=1; \
 		tail -n 1 $$b.out >$$b.json; cat $$b.json; \
 	done; exit $$rc
 
