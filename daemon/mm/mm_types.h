@@ -43,7 +43,7 @@ enum copy_state {
 	COPY_READY	= 3,
 };
 
-struct flight;				/* fetch.c: a read in flight */
+struct flight;				/* flight.c: a read in flight */
 struct wback;				/* writeback.c: a write in flight */
 struct evac;				/* evacuate.c: an extent being emptied */
 struct pub_entry;			/* publish.c: a page not yet sealed */
@@ -262,7 +262,7 @@ struct mm_pool {
 	bool		reclaiming;	/* below low, until high */
 	struct list	windows;
 	struct list	refill_wait;	/* mm_win.refill_link: wants not met */
-	struct list	load_wait;	/* fetch.c: flights that wait for a frame */
+	struct list	load_wait;	/* flight.c: flights that wait for a frame */
 };
 
 /**
@@ -416,7 +416,7 @@ struct mm {
 	struct mm_space	*space[KVMM_MAX_SPACES];
 	struct list	spaces, engines;
 	uint32_t	engine_seq;
-	struct list	flights;	/* fetch.c: reads in flight */
+	struct list	flights;	/* flight.c: reads in flight */
 	struct list	fetches;	/* fetch.c: operations, by deadline */
 	struct list	wbacks;		/* writeback.c: writes in flight */
 	bool		stopping;	/* tier_stop(): no new I/O */

@@ -147,7 +147,7 @@ static void a_stalled_device_makes_misses_in_time(void **state)
 
 	fill(0, CHAINS);
 	rig_push_down(r, RIG_FULL);
-	faults("nvme0:read:stall:ms=600;nvme0:write:stall:ms=600");
+	faults("nvme0:read:stall:ms=2500;nvme0:write:stall:ms=2500");
 	t0 = now_ns();
 	assert_true(rig_answer(r, rig_fetch(r, RIG_FULL, 1, 0, LEN, 50), 2000,
 			       &a));
@@ -156,7 +156,7 @@ static void a_stalled_device_makes_misses_in_time(void **state)
 	fill(100, 12);
 	rig_check(r);
 	faults(NULL);
-	rig_settle(r, 3000);
+	rig_settle(r, 10000);
 	rig_run(r, 500);
 	rig_check(r);
 	assert_int_equal(r->nvme->state, NODE_ONLINE);

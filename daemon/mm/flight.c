@@ -1,0 +1,484 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Flights: a page on its way to a node of memory, whoever asked for it.
+ *
+ * One flight per (page, node); all who wait hang on it. It goes through
+ *
+ *	waiting	 it has no frame yet: in pool->load_wait, the copy still NONE
+ *	loading	 frame and I/O are out, the copy LOADING
+ *	over	 the copy READY, or NONE again
+ *	abandoned loading, but somebody published the page meanwhile: the copy
+ *		 is what that made it, and the frame goes back with the I/O
+ *
+ * and holds a reference on the copy it reads from all along. copy.flight leads
+ * to it in the first two. The read's deadline is that of its latest waiter. A
+ * flight without waiters is taken back if nothing has been started, else the page
+ * arrives cold: at the end of the policy's list where it is reclaimed first, or
+ * not at all when frames are short.
+ *
+ * An I/O ends in two steps (struct node_io): answers are given in the first, and
+ * frame and reference go back in the second, when neither kernel nor workers use
+ * them any more. Between the two a late flight may be joined again, and a read
+ * that was late and good arrives like any other.
+ *
+ * Frames. Loads may take the reserve, which stores cannot. Without a free frame
+ * the pool grows, and reclaims at once what is clean; where that gives nothing
+ * because everything is pinned the answer is -EAGAIN, recompute, at once; else a
+ * flight waits as long as a direct reclaim may take.
+ *
+ * Bytes that are not what was written (-EBADMSG) end the copy below, and with it
+ * what hangs on it there. An I/O error does so the second time: a device that
+ * fails for some seconds must not cost the whole tier.
+ */
+#include <stdlib.h>
+
+#include "daemon/mm/flight.h"
+
+#define LOAD_SCAN	256u		/* pages a direct reclaim looks at */
+#define FULL_NS		NSEC_PER_MSEC	/* a pool full of pins stays so */
+#define EIO_STRIKES	2u
+
+/**
+ * struct flight - a page on its way to a node
+ * @link:	in mm->flights
+ * @pool_link:	in the pool's load_wait while it has no frame
+ * @from_frame, @src: where it is copied from, when @from is memory
+ * @frame:	0 while waiting
+ * @give_up_ns:	until when it waits for a frame
+ * @deadline_ns: of the latest waiter
+ * @began:	the node took the I/O
+ * @answered:	the I/O said that it failed or is late
+ * @arrived:	READY
+ * @abandoned:	the page is not its any more, the frame is
+ */
+struct flight {
+	struct list	link;
+	struct list	pool_link;
+	struct list	waiters;
+	struct page	*pg;
+	struct mm_node	*from, *to;
+	uint32_t	from_frame, frame;
+	uint64_t	give_up_ns, deadline_ns;
+	bool		began, answered, arrived, abandoned;
+	const void	*src;
+	struct node_io	io;
+	struct work	copy;
+	uint8_t		ident[PAGE_IDENT_BYTES];
+};
+
+/* The page, if it is there. */
+static struct page *flight_page(const struct flight *fl)
+{
+	struct page *pg = fl->pg;
+
+	return page_copy(pg, fl->to)->state == COPY_READY &&
+	       !(pg->flags & PAGE_BAD) ? pg : NULL;
+}
+
+/* Answer all who wait: with the page if it is READY, else with @err. */
+static void flight_answer(struct flight *fl, int err)
+{
+	struct page *pg = flight_page(fl);
+	struct flight_wait *w;
+
+	while ((w = list_first(&fl->waiters, struct flight_wait, link))) {
+		list_del(&w->link);
+		w->fl = NULL;
+		fetch_answer(w, pg, err);
+	}
+}
+
+/* -- a flight ends ------------------------------------------------------------- */
+
+static void source_get(struct flight *fl)
+{
+	struct copy *c = page_copy(fl->pg, fl->from);
+
+	if (fl->from->mem) {
+		fl->from_frame = c->frame;
+		frame_ref(page_pool(fl->pg, fl->from), c->frame);
+	} else {
+		c->refs++;
+	}
+}
+
+/* The page may be gone after this. */
+static void source_put(struct flight *fl)
+{
+	if (fl->from->mem)
+		frame_unref(page_pool(fl->pg, fl->from), fl->from_frame);
+	else
+		copy_unref(fl->pg, fl->from);
+}
+
+/* What a failed read says about the copy that it was made from. */
+static void source_judge(struct flight *fl, int result)
+{
+	struct page *pg = fl->pg;
+
+	if (!result || result == -ECANCELED || result == -ESHUTDOWN)
+		return;
+	fl->to->c.pgload_fail++;
+	if (!fl->began)
+		return;		/* refused: no word on the copy that is there */
+	if (result == -EBADMSG)
+		fl->from->c.pgcrc_fail++;
+	else if (result != -EIO || ++pg->strikes < EIO_STRIKES)
+		return;
+	if (copy_good(page_copy(pg, fl->from))) {
+		if (pg->nr_copies == 1)
+			fl->from->c.pgdrop_gone++;
+		else
+			fl->from->c.pgdrop++;
+		copy_drop_tree(pg, fl->from);
+	}
+}
+
+/* Answers those who still wait, gives everything back. @fl is gone. */
+static void flight_end(struct flight *fl, int result)
+{
+	struct mm_pool *p = page_pool(fl->pg, fl->to);
+	struct copy *c = page_copy(fl->pg, fl->to);
+	bool freed = false;
+
+	flight_answer(fl, result == -EAGAIN ? -EAGAIN : -ENOENT);
+	if (c->flight == fl)
+		c->flight = NULL;
+	if (!fl->frame) {
+		list_del(&fl->pool_link);
+		p->want--;
+	} else if (!fl->arrived) {
+		if (!fl->abandoned)
+			copy_set_state(fl->pg, fl->to, COPY_NONE);
+		frame_put(p, fl->frame);
+		freed = true;
+		source_judge(fl, result);
+	}
+	source_put(fl);
+	list_del(&fl->link);
+	free(fl);
+	if (freed)
+		pool_feed(p);
+}
+
+/* The bytes are there. Not kept: nobody may find it, or nobody needs it. */
+static void flight_arrive(struct flight *fl)
+{
+	struct mm_pool *p = page_pool(fl->pg, fl->to);
+	struct page *pg = fl->pg;
+	struct copy *c = page_copy(pg, fl->to);
+	bool wanted = !list_empty(&fl->waiters);
+
+	if (fl->abandoned || (pg->flags & PAGE_BAD) ||
+	    (c->flags & COPY_DOOMED))
+		return;
+	if (!wanted) {
+		fl->to->c.pgload_late++;
+		if (p->nr_free <= p->reserve)
+			return;
+		c->pol.flags |= KVMM_POLICY_COLD;
+	} else {
+		fl->to->c.pgload++;
+	}
+	fl->arrived = true;
+	c->flight = NULL;
+	frame_seal(p, fl->frame, pg);
+	fl->to->c.bytes_in += pg->raw_bytes;
+	fl->from->c.bytes_out += pg->raw_bytes;
+	flight_answer(fl, 0);
+}
+
+static bool result_good(const struct flight *fl, int result)
+{
+	if (result == -EBADMSG && mm_broken(fl->to->mm, MM_BREAK_CRC))
+		return true;
+	return !result;
+}
+
+static void read_done(struct node_io *io, int result)
+{
+	struct flight *fl = io->arg;
+
+	fl->answered = true;
+	if (result_good(fl, result))
+		flight_arrive(fl);
+	else if (result != -ECANCELED)	/* whoever joined since: see below */
+		flight_answer(fl, -ENOENT);
+}
+
+static void flight_submit(struct flight *fl);
+
+static void read_release(struct node_io *io)
+{
+	struct flight *fl = io->arg;
+
+	if (io->late && !fl->arrived && result_good(fl, io->result))
+		flight_arrive(fl);
+	if (io->result == -ECANCELED && !list_empty(&fl->waiters) &&
+	    !fl->abandoned && !fl->to->mm->stopping)
+		flight_submit(fl);
+	else
+		flight_end(fl, io->result);
+}
+
+bool fetch_abandon(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+	struct frame_meta *m = &page_pool(pg, nd)->meta[c->frame];
+	struct flight *fl = c->flight;
+
+	if (c->state != COPY_LOADING)
+		return false;
+	if (!fl->answered && !list_empty(&fl->waiters))
+		return false;
+	fl->abandoned = true;
+	c->flight = NULL;
+	m->page = NULL;
+	m->flags = FMETA_READ;
+	copy_set_state(pg, nd, COPY_NONE);
+	return true;
+}
+
+static void copy_fn(struct work *w)
+{
+	struct flight *fl = container_of(w, struct flight, copy);
+
+	memcpy(fl->io.addr, fl->src, fl->io.len);
+}
+
+static void copy_done(struct work *w)
+{
+	struct flight *fl = container_of(w, struct flight, copy);
+
+	flight_arrive(fl);
+	flight_end(fl, 0);
+}
+
+/* -- a flight begins ------------------------------------------------------------ */
+
+static void flight_submit(struct flight *fl)
+{
+	struct mm_pool *p = page_pool(fl->pg, fl->to);
+	const struct copy *src = page_copy(fl->pg, fl->from);
+	int err;
+
+	fl->io = (struct node_io) {
+		.dir		= NODE_READ,
+		.prio		= NODE_PRIO_DEMAND,
+		.len		= fl->pg->raw_bytes,
+		.crc		= src->crc,
+		.slot		= src->slot,
+		.addr		= frame_addr(p, fl->frame),
+		.ident		= fl->ident,
+		.ident_len	= sizeof(fl->ident),
+		.deadline_ns	= fl->deadline_ns,
+		.done		= read_done,
+		.release	= read_release,
+		.arg		= fl,
+	};
+	if (fl->from->mem) {
+		fl->src = frame_addr(page_pool(fl->pg, fl->from),
+				     fl->from_frame);
+		fl->copy = (struct work){ .fn = copy_fn, .done = copy_done };
+		work_submit(fl->to->mm->o.pool, &fl->copy);
+		return;
+	}
+	err = node_submit(fl->from->node, &fl->io);
+	fl->began = !err;
+	fl->answered = false;
+	if (err)
+		flight_end(fl, err);
+}
+
+/* @f is LOADING. @fl may be gone after this. */
+static void flight_start(struct flight *fl, uint32_t f)
+{
+	struct mm_pool *p = page_pool(fl->pg, fl->to);
+	struct copy *c = page_copy(fl->pg, fl->to);
+
+	fl->frame = f;
+	p->meta[f].page = fl->pg;
+	c->frame = f;
+	copy_set_state(fl->pg, fl->to, COPY_LOADING);
+	c->flight = fl;
+	flight_submit(fl);
+}
+
+/* Is there still a reason and a source for a flight that has waited? */
+static bool flight_useful(const struct flight *fl)
+{
+	return !(fl->pg->flags & PAGE_BAD) &&
+	       page_copy(fl->pg, fl->to)->state == COPY_NONE &&
+	       copy_good(page_copy(fl->pg, fl->from));
+}
+
+void fetch_frames_came(struct mm_pool *p)
+{
+	struct flight *fl;
+	uint32_t f;
+
+	while ((fl = list_first(&p->load_wait, struct flight, pool_link))) {
+		if (!flight_useful(fl)) {
+			flight_end(fl, -ENOENT);
+			continue;
+		}
+		f = frame_take(p, FRAME_FOR_LOAD, FRAME_LOADING);
+		if (!f)
+			return;
+		list_del(&fl->pool_link);
+		p->want--;
+		flight_start(fl, f);
+	}
+}
+
+/* Will there be an extent for somebody without anybody doing anything? */
+static bool room_comes(const struct mm_pool *p)
+{
+	const struct mm_pool *q;
+
+	if (p->extents_coming || pool_room(p) || p->nd->evac)
+		return true;
+	list_for_each_entry(q, &p->nd->pools, node_link)
+		if (q->extents_going || q->extents_putting)
+			return true;
+	return false;
+}
+
+/* A frame, at once; @more: pages of the operation that may want one, too. */
+static uint32_t load_frame(struct mm_pool *p, uint32_t more)
+{
+	uint64_t now = p->nd->mm->now_ns;
+	struct reclaim_control rc = {
+		.want		= min(more, TIER_BATCH),
+		.max_scan	= LOAD_SCAN,
+		.direct		= true,
+	};
+	uint32_t f;
+
+	if (!list_empty(&p->load_wait))
+		return 0;		/* others were first */
+	f = frame_take(p, FRAME_FOR_LOAD, FRAME_LOADING);
+	if (f || now < p->full_ns)
+		return f;
+	pool_grow(p);
+	rc.deadline_ns = now_ns() + TIER_SLICE_NS;
+	pool_reclaim(p, &rc);
+	f = frame_take(p, FRAME_FOR_LOAD, FRAME_LOADING);
+	if (!f && !rc.writing && rc.scanned >= p->nr_pages && !room_comes(p))
+		p->full_ns = now + FULL_NS;
+	return f;
+}
+
+static void wait_add(struct flight_wait *w, struct flight *fl)
+{
+	w->fl = fl;
+	list_add_tail(&fl->waiters, &w->link);
+}
+
+void flight_join(struct flight_wait *w, struct flight *fl,
+		 uint64_t deadline_ns)
+{
+	wait_add(w, fl);
+	fl->to->c.fetch_shared++;
+	fl->deadline_ns = max(fl->deadline_ns, deadline_ns);
+	if (fl->frame && !fl->from->mem) {
+		node_io_deadline(&fl->io, fl->deadline_ns);
+		node_io_raise(&fl->io, NODE_PRIO_DEMAND);
+	}
+}
+
+int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
+		 uint64_t deadline_ns, uint32_t more)
+{
+	struct mm_node *to = p->nd, *from = page_source(pg, to);
+	struct flight *fl;
+	uint32_t f;
+
+	if (!from)
+		return -ENOENT;
+	fl = calloc(1, sizeof(*fl));
+	if (!fl)
+		return -EAGAIN;
+	fl->pg = pg;
+	fl->from = from;
+	fl->to = to;
+	fl->deadline_ns = deadline_ns;
+	list_init(&fl->pool_link);
+	list_init(&fl->waiters);
+	page_ident(pg, fl->ident);
+	source_get(fl);		/* a reclaim for its frame must not take it */
+	f = load_frame(p, more);
+	if (!f && to->mm->now_ns < p->full_ns) {
+		source_put(fl);
+		free(fl);
+		return -EAGAIN;
+	}
+	list_add_tail(&to->mm->flights, &fl->link);
+	page_copy(pg, to)->flight = fl;
+	wait_add(w, fl);
+	if (f) {
+		flight_start(fl, f);
+		return 0;
+	}
+	fl->give_up_ns = to->mm->now_ns + to->mm->o.direct_reclaim_ns;
+	list_add_tail(&p->load_wait, &fl->pool_link);
+	p->want++;
+	to->mm->next_reclaim_ns = 0;
+	return 0;
+}
+
+/* -- waiters leave, time passes --------------------------------------------------- */
+
+struct page *flight_leave(struct flight_wait *w)
+{
+	struct flight *fl = w->fl;
+	struct page *pg = flight_page(fl);
+
+	list_del(&w->link);
+	w->fl = NULL;
+	if (!list_empty(&fl->waiters))
+		return pg;
+	if (!fl->frame)
+		flight_end(fl, -ECANCELED);
+	else if (!fl->from->mem)
+		node_io_cancel(&fl->io);	/* or it arrives cold */
+	return pg;
+}
+
+/* Flights that have waited for a frame long enough; they stand in order. */
+static uint64_t load_waits_run(struct mm_pool *p, uint64_t now)
+{
+	struct flight *fl;
+
+	while ((fl = list_first(&p->load_wait, struct flight, pool_link))) {
+		if (now < fl->give_up_ns)
+			return fl->give_up_ns;
+		flight_end(fl, -EAGAIN);
+	}
+	return UINT64_MAX;
+}
+
+uint64_t flights_run(struct mm *mm, uint64_t now)
+{
+	uint64_t next = UINT64_MAX;
+	struct mm_pool *p;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++)
+		list_for_each_entry(p, &mm->node[i].pools, node_link) {
+			uint64_t at = load_waits_run(p, now);
+
+			next = min(next, at);
+		}
+	return next;
+}
+
+void flights_stop(struct mm *mm)
+{
+	struct flight *fl;
+
+	/* those without a frame went with their last waiter */
+	list_for_each_entry(fl, &mm->flights, link)
+		if (!fl->from->mem)
+			node_io_cancel(&fl->io);
+}
