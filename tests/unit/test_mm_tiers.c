@@ -14,7 +14,7 @@
 
 static struct rig rig;
 static struct rig *const r = &rig;
-static char path[64];
+static char path[256];
 
 static void start(uint64_t nvme_bytes)
 {
@@ -28,9 +28,11 @@ static void start(uint64_t nvme_bytes)
 
 static int setup(void **state)
 {
+	const char *tmp = getenv("TMPDIR");
 	int fd;
 
-	strcpy(path, "/tmp/kvmm-tiers-XXXXXX");
+	snprintf(path, sizeof(path), "%s/kvmm-tiers-XXXXXX",
+		 tmp ? tmp : "/tmp");
 	fd = mkstemp(path);
 	assert_true(fd >= 0);
 	close(fd);
