@@ -21,9 +21,29 @@ int fx_setup(void **state)
 	return f ? 0 : -1;
 }
 
+/* A daemon that is killed cannot say by its exit status what it has met. */
+static bool sanitizer_spoke(const struct test_daemon *d)
+{
+	char line[512];
+	bool found = false;
+	FILE *log = d->dir[0] ? fopen(d->log, "re") : NULL;
+
+	while (log && !found && fgets(line, sizeof(line), log))
+		found = strstr(line, "Sanitizer") ||
+			strstr(line, "runtime error:");
+	if (found)
+		fprintf(stderr, "%s", line);
+	for (; found && fgets(line, sizeof(line), log); )
+		fprintf(stderr, "%s", line);
+	if (log)
+		fclose(log);
+	return found;
+}
+
 int fx_teardown(void **state)
 {
 	struct fx *f = *state;
+	bool bad = sanitizer_spoke(&f->d);
 	unsigned int i;
 
 	if (t_failed)
@@ -37,7 +57,7 @@ int fx_teardown(void **state)
 		tc_close(&f->c[i]);
 	td_fini(&f->d);
 	free(f);
-	return 0;
+	return bad ? -1 : 0;
 }
 
 void fx_start(struct fx *f, const struct td_opts *o)

@@ -3,8 +3,8 @@
  * fixture.h - a kvmmd and some child processes for each test of a program
  *
  * fx_setup() makes the daemon's folder and starts nothing, so that a test can
- * say what the daemon should be like: fx_start(). fx_teardown() ends everything
- * and checks nothing, so that it may run after a failure.
+ * say what the daemon should be like: fx_start(). fx_teardown() ends everything,
+ * also after a failure, and fails only if a sanitizer has spoken in the daemon.
  */
 #ifndef KVMM_TESTS_LIB_FIXTURE_H
 #define KVMM_TESTS_LIB_FIXTURE_H
