@@ -542,8 +542,8 @@ static unsigned int pool_clean(struct mm_pool *p, struct mm_node *lo)
 				   NODE_PRIO_WRITEBACK);
 		if (n > 0)
 			begun += n;
-		else if (n != -EALREADY && n != -EIO)
-			break;
+		else if (n != -EALREADY && n != -EIO && n != -EAGAIN)
+			break;		/* the others may fare no better */
 	}
 	return begun;
 }
