@@ -48,6 +48,16 @@ static bool writes_rest(struct test_daemon *d)
 	       !ta_node(d, "nvme0", "write.queued");
 }
 
+/* Nothing is on its way down, and what comes up finds frames. */
+static bool at_rest(struct test_daemon *d)
+{
+	uint64_t free = ta_node(d, "dram0", "frames.free");
+	uint64_t ready = ta_node(d, "dram0", "frames.ready");
+	uint64_t dirty = ta_node(d, "dram0", "pages_dirty");
+
+	return writes_rest(d) && free + ready - dirty >= CHAIN + CHAIN / 2;
+}
+
 /* So slowly that nothing has to be forgotten. */
 static void put_slowly(struct test_daemon *d, struct tc *c, uint64_t first,
 		       unsigned int n)
@@ -160,13 +170,15 @@ static void one_read_serves_every_process(void **state)
 	uint32_t here, below;
 	unsigned int i;
 
+	/* five magazines are more than 256 frames */
+	o.dram_bytes = 3 * DRAM;
 	fx_start(f, &o);
 	for (i = 0; i < 4; i++)
 		fx_client(f, i, 0, NULL);
 	tc_open(&f->c[0], f->d.socket, NULL);
 	here = fx_spill(&f->c[0], 1, CHAIN, 100);
 	below = CHAIN - here;
-	T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	T_WAIT(LONG_WAIT, at_rest(&f->d));
 	reads = ta_node(&f->d, "nvme0", "read.ios");
 	shared = ta_counter(&f->d, "dram0", "fetch_shared");
 	/* slow enough for all to come while it is under way */
@@ -194,7 +206,7 @@ static void a_read_outlives_who_asked_first(void **state)
 	fx_client(f, 1, 0, NULL);
 	tc_open(&f->c[0], f->d.socket, NULL);
 	here = fx_spill(&f->c[0], 1, CHAIN, 100);
-	T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	T_WAIT(LONG_WAIT, at_rest(&f->d));
 	ta_fault(&f->d, "nvme0:read:stall:ms=400");
 	proc_send(&f->p[0], get, 1, CHAIN);
 	T_WAIT(LONG_WAIT, ta_node(&f->d, "nvme0", "read.inflight") > 0);
@@ -221,7 +233,7 @@ static void a_cancelled_fetch_is_answered_once(void **state)
 	fx_start(f, &o);
 	tc_open(c, f->d.socket, NULL);
 	here = fx_spill(c, 1, CHAIN, 100);
-	T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	T_WAIT(LONG_WAIT, at_rest(&f->d));
 	ta_fault(&f->d, "nvme0:read:stall:ms=300");
 	rq = tc_req(c, 1);
 	T_EQ(tc_match(c, rq, 1, CHAIN, NULL, &m), here);
@@ -454,7 +466,7 @@ static void flipped_bits(struct fx *f)
 	uint32_t here;
 
 	here = fx_spill(c, 1, CHAIN, 100);
-	T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	T_WAIT(LONG_WAIT, at_rest(&f->d));
 	T_CHECK(here < CHAIN);
 	ta_fault(&f->d, "nvme0:read:flip:n=1");
 	/* tc_get() has looked at every byte of what came */
@@ -508,7 +520,7 @@ static void short_reads(struct fx *f)
 	struct tc *c = &f->c[0];
 
 	fx_spill(c, 1, CHAIN, 100);
-	T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	T_WAIT(LONG_WAIT, at_rest(&f->d));
 	ta_fault(&f->d, "nvme0:read:short:n=2");
 	tc_get(c, 1, CHAIN, 5000);
 	ta_fault(&f->d, "");
@@ -629,7 +641,7 @@ static void a_stalled_device_does_not_keep_kvmmd_from_ending(void **state)
 	fx_start(f, &o);
 	tc_open(c, f->d.socket, NULL);
 	here = fx_spill(c, 1, CHAIN, 100);
-	T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	T_WAIT(LONG_WAIT, at_rest(&f->d));
 	ta_fault(&f->d, "nvme0:read:stall:ms=2000");
 	rq = tc_req(c, 1);
 	T_EQ(tc_match(c, rq, 1, CHAIN, NULL, &m), here);
