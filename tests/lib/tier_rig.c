@@ -10,6 +10,12 @@
 #include "tests/lib/tier_rig.h"
 #include "tests/lib/unit.h"
 
+/*
+ * A frame that can come comes within it, on a busy machine and sanitized, too;
+ * tests that run a pool dry wait for it many times.
+ */
+#define RIG_FRAME_MS	100
+
 /* -- answers ----------------------------------------------------------------- */
 
 static void ops_complete(struct mm_client *c, struct mm_win *win,
@@ -470,13 +476,14 @@ static int publish(struct rig *r, struct mm_win *w, uint32_t f,
 
 int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i)
 {
-	return publish(r, r->w[cls_of(group)], rig_frame(r, group, 20), group,
-		       chain, i);
+	return publish(r, r->w[cls_of(group)],
+		       rig_frame(r, group, RIG_FRAME_MS), group, chain, i);
 }
 
 int rig_publish_far(struct rig *r, uint32_t chain, uint32_t i)
 {
-	return publish(r, r->w_far, take_frame(r, r->w_far, &r->mag_head[2], 20),
+	return publish(r, r->w_far, take_frame(r, r->w_far, &r->mag_head[2],
+						RIG_FRAME_MS),
 		       RIG_FULL, chain, i);
 }
 
