@@ -535,18 +535,24 @@ static void a_dead_leader_moves_no_frame_of_a_reader(void **state)
 {
 	struct kvmm_engine e[2] = { member_of(7, 0, 2), member_of(7, 1, 2) };
 	struct tc_opts o[2] = { { .engine = &e[0] }, { .engine = &e[1] } };
+	struct td_opts more = small;
 	struct fx *f = *state;
 	uint64_t pins;
 	int i;
 
-	fx_start(f, &small);
+	/* three magazines and 64 pages leave no room in the small one */
+	more.dram_bytes = 32 * MIB;
+	fx_start(f, &more);
 	fx_client(f, 0, 0, &o[0]);
 	fx_client(f, 1, 0, &o[1]);
 	fx_client(f, 2, 0, NULL);
 	T_EQ(proc_call(&f->p[2], fx_put, 1, 64), 64);
 	/* a page is a hit only where the other one has mapped it, too */
 	proc_call(&f->p[1], sync_windows, 0, 0);
-	/* the leader matches, the other one reads by frame numbers */
+	/* the leader matches, the other one reads by frame numbers; a hit is
+	 * where both have mapped it */
+	T_WAIT(LONG_WAIT, proc_call(&f->p[1], sync_windows, 0, 0) >= 0 &&
+	       proc_call(&f->p[0], fx_hits, 1, 64) == 64);
 	T_EQ(proc_call(&f->p[0], fx_hold, 1, 64), 64);
 	T_EQ(proc_call(&f->p[0], fx_frames, 0, 0), 64);
 	memcpy(f->p[1].shm, f->p[0].shm, 64 * sizeof(uint32_t));
@@ -557,8 +563,8 @@ static void a_dead_leader_moves_no_frame_of_a_reader(void **state)
 	proc_signal(&f->p[0], SIGKILL);
 	proc_reap(&f->p[0]);
 	T_WAIT(BACK_MS, proc_call(&f->p[1], new_work, 0, 0) == -EOWNERDEAD);
-	/* three times what fits: everything that can go goes */
-	for (i = 0; i < 48; i++)
+	/* twice what fits: everything that can go goes */
+	for (i = 0; i < 64; i++)
 		proc_call(&f->p[2], fx_put, 2000 + i, 16);
 	T_EQ(ta_pins(&f->d, 0), pins);
 	T_EQ(proc_call(&f->p[1], read_frames, 1, 64), 0);
@@ -567,7 +573,7 @@ static void a_dead_leader_moves_no_frame_of_a_reader(void **state)
 	proc_signal(&f->p[1], SIGKILL);
 	proc_reap(&f->p[1]);
 	T_WAIT(BACK_MS, !ta_pins(&f->d, 0));
-	for (i = 0; i < 48; i++)
+	for (i = 0; i < 64; i++)
 		proc_call(&f->p[2], fx_put, 3000 + i, 16);
 	proc_end(&f->p[2]);
 	ta_baseline(&f->d, BACK_MS);
