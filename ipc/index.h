@@ -43,7 +43,7 @@
 
 #define INDEX_BUCKET		4	/* lines a bucket */
 #define INDEX_PROBES		(2 * INDEX_BUCKET)
-#define INDEX_SPAN		64	/* lines that may lie in one memory page */
+#define INDEX_SPAN		64	/* lines in one memory page */
 #define INDEX_RETRIES		64
 #define INDEX_NODE_BELOW	0xff
 
@@ -74,7 +74,7 @@ static_assert(sizeof(struct index_line) == 64, "shm ABI");
  * @magic:	%KVMM_MAGIC_INDEX
  * @size:	sizeof(struct index), and the offset of the lines
  * @epoch:	which of the space's indexes this is; starts at 1
- * @nr_lines:	a power of two, at least 2 * %INDEX_BUCKET
+ * @nr_lines:	a multiple of %INDEX_SPAN
  * @seed:	of the hash
  */
 struct index {
@@ -110,9 +110,10 @@ static inline struct index_hash index_hash(uint64_t nr_lines,
 {
 	uint64_t h = key_mix(key, seed[0], seed[1],
 			     (uint32_t)group << 8 | node);
-	uint64_t mask = nr_lines - 1, span = mask & (INDEX_SPAN - 1);
-	uint64_t a = h & mask;
-	uint64_t b = (a & ~span) | (h >> 56 & span);
+	/* the high bits name the span, the low ones the lines in it */
+	uint64_t span = (unsigned __int128)h * (nr_lines / INDEX_SPAN) >> 64;
+	uint64_t a = span * INDEX_SPAN + h % INDEX_SPAN;
+	uint64_t b = span * INDEX_SPAN + h / INDEX_SPAN % INDEX_SPAN;
 
 	if ((a ^ b) < INDEX_BUCKET)
 		b ^= INDEX_BUCKET;

@@ -47,7 +47,7 @@ static int ixmap_create(int fd, uint64_t bytes, struct kvmm_ixmap **ret)
 	x->seed[1] = ix->seed[1];
 	err = -EPROTO;
 	if (ix->magic != KVMM_MAGIC_INDEX || ix->size != sizeof(*ix) ||
-	    !is_pow2(x->nr_lines) || x->nr_lines < 2 * INDEX_BUCKET ||
+	    !x->nr_lines || x->nr_lines % INDEX_SPAN ||
 	    x->nr_lines > (bytes - sizeof(*ix)) / sizeof(struct index_line))
 		goto out_free;
 	*ret = x;

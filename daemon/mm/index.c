@@ -257,8 +257,8 @@ int index_create(struct mm_space *sp, uint64_t nr_lines)
 
 	if (getrandom(seed, sizeof(seed), 0) != sizeof(seed))
 		return -EIO;
-	nr_lines = roundup_pow2(clamp(nr_lines, (uint64_t)INDEX_MIN_LINES,
-				      INDEX_MAX_LINES));
+	nr_lines = round_up(clamp(nr_lines, (uint64_t)INDEX_MIN_LINES,
+				  INDEX_MAX_LINES), INDEX_SPAN);
 	sp->index_shm = (struct shm)SHM_INIT;
 	err = index_new(&sp->index_shm, nr_lines, 1, seed);
 	if (err)

@@ -114,7 +114,10 @@ void space_free(struct mm_space *sp)
 	free(sp);
 }
 
-/* Lines for what the nodes could hold, four a page; later it grows by itself. */
+/*
+ * Lines for what the nodes could hold, two a page; later it grows by itself. No
+ * more than that: the larger the table, the more a look into it costs.
+ */
 static uint64_t index_first_lines(const struct mm_space *sp)
 {
 	uint64_t pages = 0;
@@ -125,7 +128,7 @@ static uint64_t index_first_lines(const struct mm_space *sp)
 			pages += sp->mm->node[n].node->capacity /
 				 round_up(sp->desc.cls[c].page_bytes,
 					  NODE_ALIGN);
-	return min(4 * pages, INDEX_FIRST_MAX);
+	return min(2 * pages, INDEX_FIRST_MAX);
 }
 
 static int space_pools(struct mm_space *sp, struct errmsg *e)

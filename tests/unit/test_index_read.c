@@ -104,7 +104,7 @@ static void probes_are_eight_lines_of_two_buckets(void **state)
 
 	rng_seed(&r, test_seed());
 	for (k = 0; k < 10000; k++) {
-		uint64_t nr = UINT64_C(8) << rng_below(&r, 20);
+		uint64_t nr = INDEX_SPAN * (1 + rng_below(&r, 1u << 20));
 		uint64_t key[4], seen[INDEX_PROBES];
 		struct index_hash h;
 		unsigned int i, j;
