@@ -79,6 +79,15 @@ uint64_t ta_counter(struct test_daemon *d, const char *node, const char *name)
 	return ta_node(d, node, path);
 }
 
+uint64_t ta_pages(struct test_daemon *d)
+{
+	json_t *status = ta_request(d, "{\"cmd\": \"status\"}");
+	uint64_t v = number_at(status, "spaces.pages");
+
+	json_decref(status);
+	return v;
+}
+
 const char *ta_node_state(struct test_daemon *d, const char *node)
 {
 	static char state[32];

@@ -26,6 +26,9 @@ uint64_t ta_counter(struct test_daemon *d, const char *node, const char *name);
 /** ta_node() - a number of a node's, as "frames.open" */
 uint64_t ta_node(struct test_daemon *d, const char *node, const char *path);
 
+/** ta_pages() - pages of all spaces, wherever they are */
+uint64_t ta_pages(struct test_daemon *d);
+
 /** ta_node_state() - "online", "degraded", "failed", "offline"; static memory */
 const char *ta_node_state(struct test_daemon *d, const char *node);
 
