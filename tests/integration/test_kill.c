@@ -12,11 +12,13 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/rand.h"
+#include "libkvmm/lib.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/leak.h"
 #include "tests/lib/unit.h"
@@ -756,6 +758,72 @@ static void engines_join_the_next_kvmmd(void **state)
 	ta_check(&f->d);
 }
 
+/* -- the connection alone -------------------------------------------------------------- */
+
+static struct kvmm_hit late_hit[32];
+
+/* A request ends while the kernel of step 9 reads its pages. */
+static long end_before_step(void *shm, long chain, long n)
+{
+	struct kvmm_req *rq = tc_req(fx_c(), 1);
+	long got = tc_match(fx_c(), rq, (uint64_t)chain, (uint32_t)n,
+			    late_hit, NULL);
+
+	T_OK(kvmm_req_end(rq, KVMM_ENDED, 9));
+	return got;
+}
+
+static long lose_the_socket(void *shm, long a, long b)
+{
+	uint64_t epoch = kvmm_epoch(fx_c()->k);
+
+	T_OK(shutdown(fx_c()->k->sock, SHUT_RDWR));
+	T_WAIT(LONG_WAIT, polls(fx_c(), 0) && kvmm_ping(fx_c()->k, 1) == 0);
+	T_CHECK(kvmm_epoch(fx_c()->k) == epoch);
+	return 0;
+}
+
+static long wrong_before_step(void *shm, long chain, long n)
+{
+	long i, wrong = 0;
+
+	for (i = 0; i < n; i++) {
+		struct kvmm_key key;
+
+		tc_key(fx_c(), (uint64_t)chain, (uint32_t)i, TC_FULL, &key);
+		wrong += (long)tc_wrong(fx_c(), 0, late_hit[i].frame, &key);
+	}
+	return wrong;
+}
+
+static void a_lost_socket_ends_no_pin_before_its_step(void **state)
+{
+	struct td_opts o = { .dram_bytes = 32 * MIB };
+	struct fx *f = *state;
+	long i;
+
+	fx_start(f, &o);
+	fx_client(f, 0, 0, NULL);
+	fx_client(f, 1, 0, NULL);
+	T_EQ(proc_call(&f->p[0], fx_put, 1, 32), 32);
+	T_EQ(proc_call(&f->p[0], end_before_step, 1, 32), 32);
+	T_EQ(ta_pins(&f->d, f->p[0].pid), 32);
+	proc_call(&f->p[0], lose_the_socket, 0, 0);
+	T_EQ(ta_pins(&f->d, f->p[0].pid), 32);
+	/* twice what fits */
+	for (i = 0; i < 64; i++)
+		T_EQ(proc_call(&f->p[1], fx_put, 100 + i, 16), 16);
+	T_EQ(proc_call(&f->p[0], wrong_before_step, 1, 32), 0);
+	ta_check(&f->d);
+	/* the process's end is the end of them */
+	proc_kill(&f->p[0]);
+	T_WAIT(BACK_MS, !ta_pins(&f->d, 0));
+	proc_end(&f->p[1]);
+	ta_baseline(&f->d, BACK_MS);
+	ta_check(&f->d);
+	fx_stop(f);
+}
+
 /* Open, work a little, close, over and over; no call may hang. */
 static long come_and_go(void *shm, long ms, long b)
 {
@@ -822,6 +890,7 @@ int main(void)
 		FX_TEST(a_new_engine_may_take_the_token_of_a_dead_one),
 		FX_TEST(clients_live_on_when_kvmmd_dies),
 		FX_TEST(engines_join_the_next_kvmmd),
+		FX_TEST(a_lost_socket_ends_no_pin_before_its_step),
 		FX_TEST(set_up_survives_kvmmd_dying_in_it),
 	};
 
