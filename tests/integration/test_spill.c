@@ -332,6 +332,7 @@ static void a_new_daemon_starts_empty_and_says_so(void **state)
 	tc_close(c);
 	td_kill(&f->d);
 	T_OK(td_start(&f->d));
+	fx_online(&f->d);
 	tc_open(c, f->d.socket, NULL);
 	got = tc_get(c, 1, CHAIN, 1000);
 	T_EQ(got.missed, CHAIN);
@@ -614,6 +615,7 @@ static void a_device_that_stalls_for_10_s_costs_no_service(void **state)
 		s[i].reads = i < 2;
 		T_OK(td_init(&s[i].d, &o));
 		T_OK(td_start(&s[i].d));
+		fx_online(&s[i].d);
 		tc_open(&s[i].c, s[i].d.socket, NULL);
 	}
 	for (i = 0; i < 4; i++) {

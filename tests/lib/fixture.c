@@ -70,6 +70,13 @@ void fx_start(struct fx *f, const struct td_opts *o)
 		opts.io_timeout = "20s";
 	T_OK(td_init(&f->d, &opts));
 	T_OK(td_start(&f->d));
+	if (opts.nvme_bytes)
+		fx_online(&f->d);
+}
+
+void fx_online(struct test_daemon *d)
+{
+	T_WAIT(20000, !strcmp(ta_node_state(d, "nvme0"), "online"));
 }
 
 void fx_stop(struct fx *f)

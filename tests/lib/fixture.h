@@ -36,9 +36,12 @@ int fx_teardown(void **state);
  * fx_start() - start a daemon; one socket unless @o says otherwise
  *
  * Its disk may take 20 s unless @o says otherwise: a slow one under a test is
- * no subject of it.
+ * no subject of it. Waits until that is online: before, nothing spills.
  */
 void fx_start(struct fx *f, const struct td_opts *o);
+
+/** fx_online() - wait until nvme0 is online */
+void fx_online(struct test_daemon *d);
 
 /** fx_stop() - SIGTERM; it must exit with 0 and in time */
 void fx_stop(struct fx *f);
