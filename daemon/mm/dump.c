@@ -244,8 +244,7 @@ static uint64_t space_metadata(const struct mm_space *sp)
 
 	bytes += sp->nr_pages * sp->mm->page_struct_bytes;
 	bytes += sp->hash_size * sizeof(*sp->hash);
-	/* keys are spread evenly: soon all of it is in use */
-	bytes += index_bytes(sp->index->nr_lines);
+	bytes += sp->index_used * sizeof(struct index_line);
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
 			bytes += (uint64_t)sp->pool[c][n]->nr_frames *
