@@ -415,6 +415,8 @@ uint32_t kvmm_pin_range(struct kvmm_att *a, struct kvmm_mset *m,
 	struct kvmm_view *v = g->view;
 	uint32_t i, j, n = 0;
 
+	while (lo < hi && (p[lo].flags & PAGE_PINNED))
+		lo++;			/* as a rule, all of it */
 	for (i = lo; i < hi && p[i].state == KVMM_HIT; i++)
 		if (wants_pin(&p[i]))
 			kvmm_pin(v, p[i].frame);
@@ -439,19 +441,25 @@ uint32_t kvmm_pin_range(struct kvmm_att *a, struct kvmm_mset *m,
 	return i;
 }
 
+/*
+ * First all decrements, then all flags: an atomic one waits for the stores
+ * before it.
+ */
 void kvmm_unpin_range(struct kvmm_mset *m, struct kvmm_mgroup *g, uint32_t lo,
 		      uint32_t hi)
 {
 	struct kvmm_page *p = &m->page[g->first];
-	uint32_t i;
+	struct kvmm_view *v = g->view;
+	uint32_t i, n = 0;
 
+	for (i = lo; i < hi; i++)
+		if (p[i].flags & PAGE_PINNED)
+			kvmm_unpin(v, p[i].frame);
 	for (i = lo; i < hi; i++) {
-		if (!(p[i].flags & PAGE_PINNED))
-			continue;
-		kvmm_unpin(g->view, p[i].frame);
+		n += !!(p[i].flags & PAGE_PINNED);
 		p[i].flags &= ~PAGE_PINNED;
-		m->nr_pins--;
 	}
+	m->nr_pins -= n;
 }
 
 void kvmm_mset_unpin(struct kvmm_mset *m)
