@@ -3,22 +3,15 @@
  * match - find, pin and unpin a prefix of 512 pages out of 1 Mi
  *
  * Subject: kvmm_match() and kvmm_trim() through libkvmm, against a kvmmd with
- * 1 Mi pages of 4 KiB in chains of 512. Twice: with the frames of a chain in
- * random order, and in runs of 32 as a magazine gives them.
- *
- * Turns are taken chain by chain (floor, subject, subject, floor, each with a
- * chain of its own), some 50 us each, so that what a neighbour does to the caches
- * it does to both. In a round each of them sees each chain once, in random order:
- * nothing of it is left in a cache. A round's figures are medians over its
- * chains.
+ * 1 Mi pages of 4 KiB in chains of 512; every block visits all chains in random
+ * order, so that nothing is left in a cache. Twice: with the frames of a chain
+ * in random order, and in runs of 32 as a magazine gives them.
  *
  * Floor: what cannot be done with less. A hash table of the same 64-byte lines
  * at the same load, probed with the key's own bits (SHA-256 needs no hash),
  * the lines, frame words and pins prefetched in a software pipeline; each page
  * loads its frame word and writes its pin, plainly, and checks nothing: no
- * version, no second look, no atomic, no request, no unpin. Its memory is what a
- * program gets that asks for nothing special. kvmmd asks for huge pages for its
- * index; what a floor would be that does that, too, is ratio_huge.
+ * version, no second look, no atomic, no request, no unpin.
  *
  * Syscalls: the subject's loop in a process where every system call is trapped
  * and counted.
@@ -36,7 +29,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "ipc/shm.h"
 #include "tests/bench/bench.h"
 
 #define PAGE_BYTES	4096u
@@ -70,7 +62,6 @@ struct match {
 	uint64_t	rand;
 	double		syscalls;
 	/* floor */
-	struct shm	table;
 	struct line	*line;
 	uint64_t	*word;
 	uint32_t	*pin;
@@ -81,11 +72,20 @@ struct match {
 
 /* ---- subject -------------------------------------------------------------------- */
 
-static void subject_chain(struct match *m, const struct kvmm_key *k)
+static double run_subject(void *arg)
 {
-	if (bc_match(&m->c, m->rq, k, CHAIN, m->hit) != CHAIN)
-		bench_die(&m->b, "a chain is not resident", -ENOENT);
-	kvmm_trim(m->rq, 0, 0);
+	struct match *m = arg;
+	uint64_t t = bench_cpu_ns();
+	unsigned int i;
+
+	for (i = 0; i < NR_CHAINS; i++) {
+		const struct kvmm_key *k = &m->key[m->order[i] * CHAIN];
+
+		if (bc_match(&m->c, m->rq, k, CHAIN, m->hit) != CHAIN)
+			bench_die(&m->b, "a chain is not resident", -ENOENT);
+		kvmm_trim(m->rq, 0, 0);
+	}
+	return (double)(bench_cpu_ns() - t) / NR_PAGES;
 }
 
 /* The same with a request of its own for each chain, ended with a touch. */
@@ -154,73 +154,24 @@ static void floor_chain(struct match *m, const struct kvmm_key *k)
 	m->sum += sum;
 }
 
-/* ---- turns ------------------------------------------------------------------------ */
-
-static double timed(struct match *m, void (*fn)(struct match *m,
-						const struct kvmm_key *k),
-		    unsigned int visit)
+static double run_floor(void *arg)
 {
-	const struct kvmm_key *k = &m->key[m->order[visit % NR_CHAINS] * CHAIN];
-	uint64_t t = now_ns();
-
-	fn(m, k);
-	return (double)(now_ns() - t) / CHAIN;
-}
-
-/* One round; medians in ns a page. Floor and subject are never on one chain. */
-static void run_round(struct match *m, double *subject, double floor[2])
-{
-	static double s[2][NR_CHAINS / 2], f[2][NR_CHAINS / 2];
-	unsigned int i, away = NR_CHAINS / 2;
-	double both[NR_CHAINS];
-
-	for (i = 0; i < NR_CHAINS / 2; i++) {
-		f[0][i] = timed(m, floor_chain, 2 * i);
-		s[0][i] = timed(m, subject_chain, 2 * i + away);
-		s[1][i] = timed(m, subject_chain, 2 * i + 1 + away);
-		f[1][i] = timed(m, floor_chain, 2 * i + 1);
-	}
-	memcpy(both, s, sizeof(both));
-	*subject = bench_median(both, NR_CHAINS);
-	floor[0] = bench_median(f[0], NR_CHAINS / 2);
-	floor[1] = bench_median(f[1], NR_CHAINS / 2);
-}
-
-static void run_rounds(struct match *m, const char *what,
-		       struct bench_ratio *r)
-{
-	double s[BENCH_ROUNDS], f[BENCH_ROUNDS];
-	double ratio[BENCH_ROUNDS], noise[BENCH_ROUNDS], two[2];
+	struct match *m = arg;
+	uint64_t t = bench_cpu_ns();
 	unsigned int i;
 
-	run_round(m, s, two);		/* to warm up */
-	for (i = 0; i < BENCH_ROUNDS; i++) {
-		run_round(m, &s[i], two);
-		f[i] = (two[0] + two[1]) / 2;
-		ratio[i] = s[i] / f[i];
-		noise[i] = two[0] > two[1] ? two[0] / two[1] : two[1] / two[0];
-		bench_say("  %s round %u of %u: %.1f against %.1f: %.2f (floor against floor %.2f)",
-			  what, i + 1, BENCH_ROUNDS, s[i], f[i], ratio[i],
-			  noise[i]);
-	}
-	r->subject = bench_median(s, BENCH_ROUNDS);
-	r->floor = bench_median(f, BENCH_ROUNDS);
-	r->ratio = bench_median(ratio, BENCH_ROUNDS);
-	r->noise = bench_median(noise, BENCH_ROUNDS);
+	for (i = 0; i < NR_CHAINS; i++)
+		floor_chain(m, &m->key[m->order[i] * CHAIN]);
+	return (double)(bench_cpu_ns() - t) / NR_PAGES;
 }
 
 static void floor_init(struct match *m, kvmm_frame_t max_frame)
 {
 	uint64_t lines = 2 * NR_PAGES;
 	unsigned int i;
-	int err;
 
 	m->mask = lines - 1;
-	err = shm_create(&m->table, "floor", lines * sizeof(*m->line), 0);
-	if (err)
-		bench_die(&m->b, "memory", err);
-	m->line = m->table.addr;
-	memset(m->line, 0, lines * sizeof(*m->line));
+	m->line = bench_shm(&m->b, lines * sizeof(*m->line));
 	m->word = bench_shm(&m->b, (max_frame + 1ull) * sizeof(*m->word));
 	m->pin = bench_shm(&m->b, (max_frame + 1ull) * sizeof(*m->pin));
 	for (i = 0; i < NR_PAGES; i++) {
@@ -236,7 +187,7 @@ static void floor_init(struct match *m, kvmm_frame_t max_frame)
 
 static void floor_fini(struct match *m, kvmm_frame_t max_frame)
 {
-	shm_fini(&m->table);
+	munmap(m->line, (m->mask + 1) * sizeof(*m->line));
 	munmap(m->word, (max_frame + 1ull) * sizeof(*m->word));
 	munmap(m->pin, (max_frame + 1ull) * sizeof(*m->pin));
 }
@@ -459,19 +410,12 @@ static void measure(struct match *m, bool runs, struct bench_ratio *r)
 	floor_init(m, max);
 	m->rq = bc_req(&m->c, 0);
 
-	run_rounds(m, runs ? "runs" : "random", r);
+	bench_abba(runs ? "runs" : "random", BENCH_ROUNDS, run_subject,
+		   run_floor, m, r);
 	bench_result(&m->b, runs ? "adjacent_runs" : "adjacent_random",
 		     adjacency(m));
 	if (!runs) {
-		struct bench_ratio huge;
 		double v[5];
-
-		if (shm_huge(m->table.fd, 0, m->table.bytes) > 0) {
-			run_rounds(m, "random, huge pages for both", &huge);
-			bench_result(&m->b, "floor_huge_ns_per_page",
-				     huge.floor);
-			bench_result(&m->b, "ratio_huge", huge.ratio);
-		}
 
 		for (i = 0; i < 5; i++)
 			v[i] = run_requests(m);
