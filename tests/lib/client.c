@@ -267,6 +267,21 @@ void tc_pub(const struct tc *c, struct kvmm_pub *pub, uint64_t chain,
 		tc_key(c, chain, i - 1, group, &pub->parent);
 }
 
+struct kvmm_req *tc_post(struct tc *c, uint64_t chain, uint64_t after,
+			 uint64_t *tag)
+{
+	struct kvmm_req *rq = tc_req(c, chain);
+	struct kvmm_pub pub;
+	kvmm_frame_t frame;
+
+	tc_alloc(c, rq, 0, 1, &frame);
+	tc_pub(c, &pub, chain, 0, TC_FULL, frame, after);
+	tc_fill(c, 0, frame, &pub.key);
+	*tag = ++c->tag;
+	T_OK(kvmm_publish(rq, c->node, &pub, 1, *tag));
+	return rq;
+}
+
 static unsigned int publish_some(struct tc *c, struct kvmm_req *rq,
 				 uint64_t chain, uint32_t first, uint32_t n,
 				 struct kvmm_result *res)

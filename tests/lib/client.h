@@ -126,6 +126,15 @@ void tc_pub(const struct tc *c, struct kvmm_pub *pub, uint64_t chain,
 	    uint32_t i, unsigned int group, kvmm_frame_t f, uint64_t after);
 
 /**
+ * tc_post() - publish page 0 of a chain after a step, and do not wait
+ * @tag:	of the completion
+ *
+ * Return: the request, which stays open.
+ */
+struct kvmm_req *tc_post(struct tc *c, uint64_t chain, uint64_t after,
+			 uint64_t *tag);
+
+/**
  * tc_publish() - pages [@first, @first + @n) of a chain, made and sealed
  * @res:	per page, may be NULL
  *
