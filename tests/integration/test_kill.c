@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGKILL, of members at any moment and of kvmmd.
- *
- * A member's references end when its whole engine is gone and not before; then
- * all of them, at once, and nobody else notices. A client whose kvmmd is gone
- * reads on what it had, hears so in time, and comes back by itself.
+ * SIGKILL of members, at any moment and at every step of the protocol. A
+ * member's references end when its whole engine is gone and not before; then
+ * all of them, at once, and nobody else notices.
  */
 #include <errno.h>
 #include <signal.h>
@@ -12,13 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ipc/base/clock.h"
 #include "ipc/base/rand.h"
-#include "libkvmm/lib.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/leak.h"
 #include "tests/lib/unit.h"
@@ -620,267 +616,6 @@ static void a_new_engine_may_take_the_token_of_a_dead_one(void **state)
 	ta_check(&f->d);
 }
 
-/* -- kvmmd ------------------------------------------------------------------------------- */
-
-static bool polls(struct tc *c, int want)
-{
-	struct kvmm_done d;
-	int n = kvmm_poll(c->k, &d, 1);
-
-	return n == want;
-}
-
-static bool reconnected(struct tc *c, uint64_t old_epoch)
-{
-	struct kvmm_done d;
-
-	kvmm_poll(c->k, &d, 1);
-	return kvmm_epoch(c->k) != old_epoch;
-}
-
-static void clients_live_on_when_kvmmd_dies(void **state)
-{
-	struct fx *f = *state;
-	struct tc *c = &f->c[0];
-	struct kvmm_hit hit[16];
-	kvmm_frame_t frame[4];
-	struct kvmm_req *rq, *late;
-	struct kvmm_space *sp;
-	struct kvmm_key key;
-	struct kvmm_pub pub;
-	struct kvmm_done d;
-	struct kvmm_stats st = { .size = sizeof(st) };
-	uint64_t epoch, t0;
-	void *base;
-
-	fx_start(f, NULL);
-	tc_open(c, f->d.socket, NULL);
-	tc_put(c, 1, 0, 16);
-	rq = tc_req(c, 1);
-	T_EQ(tc_match(c, rq, 1, 16, hit, NULL), 16);
-	tc_alloc(c, rq, 0, 4, frame);
-	base = kvmm_win_base(c->win[0], 0);
-	epoch = kvmm_epoch(c->k);
-	tc_pub(c, &pub, 2, 0, TC_FULL, frame[0], 9);
-	T_OK(kvmm_publish(rq, c->node, &pub, 1, 5));
-	tc_ping(c);
-
-	td_kill(&f->d);
-	/* what is in flight ends, and then everybody hears of it */
-	t0 = now_ns();
-	T_CHECK(tc_wait(c, 5, &d, 2000));
-	T_EQ(d.result, -ENOTCONN);
-	T_WAIT(2000, polls(c, -ENOTCONN));
-	T_CHECK(now_ns() - t0 < NSEC_PER_SEC);
-	tc_check(c, 1, hit, 16);
-	tc_key(c, 2, 0, TC_FULL, &key);
-	tc_fill(c, 0, frame[0], &key);
-	T_EQ(tc_wrong(c, 0, frame[0], &key), 0);
-	T_EQ(kvmm_publish(rq, c->node, &pub, 1, 6), -ENOTCONN);
-	T_EQ(kvmm_space_attach(c->k, tc_desc(NULL), &sp), -ENOTCONN);
-	T_EQ(kvmm_ping(c->k, 7), -ENOTCONN);
-	T_EQ(tc_hits(c, 1, 16), 0);
-	T_OK(kvmm_stats(c->k, &st));
-	T_EQ(st.connected, 0);
-	T_OK(kvmm_step_done(c->k, 3));
-
-	T_OK(td_start(&f->d));
-	T_WAIT(5000, reconnected(c, epoch));
-	/* the old request reads on and is of no use otherwise */
-	tc_check(c, 1, hit, 16);
-	T_EQ(tc_wrong(c, 0, frame[0], &key), 0);
-	T_EQ(kvmm_publish(rq, c->node, &pub, 1, 8), -ESTALE);
-	T_EQ(kvmm_fetch(rq, 0, 16, c->node, 0, 9), -ESTALE);
-	T_EQ(kvmm_win_sync(c->win[0], 0), -EBUSY);
-	late = tc_req(c, 2);
-	T_EQ(tc_match(c, late, 1, 16, NULL, NULL), 0);
-	T_EQ(kvmm_alloc(late, 0, c->node, 1, frame, 0), -EAGAIN);
-	tc_end(rq);
-	T_OK(kvmm_win_sync(c->win[0], 0));
-	T_CHECK(kvmm_win_base(c->win[0], 0) == base);
-	T_EQ(tc_match(c, late, 1, 16, NULL, NULL), 0);
-	tc_end(late);
-	T_EQ(tc_hits(c, 1, 16), 0);
-	T_EQ(tc_put(c, 1, 0, 16), 16);
-	T_EQ(tc_hits(c, 1, 16), 16);
-	T_OK(kvmm_stats(c->k, &st));
-	T_EQ(st.connected, 1);
-	T_EQ(st.reconnects, 1);
-	ta_check(&f->d);
-	tc_close(c);
-	ta_baseline(&f->d, BACK_MS);
-	fx_stop(f);
-}
-
-/* A member alone gets nothing that the other one has not mapped. */
-static void sync_both(struct fx *f)
-{
-	struct t_wait w = t_wait_begin(LONG_WAIT);
-	struct kvmm_req *rq = tc_req(&f->c[0], 1);
-	kvmm_frame_t frame[8];
-
-	while (kvmm_alloc(rq, 0, f->c[0].node, 8, frame, 0) == -EAGAIN) {
-		T_CHECK(t_wait_more(&w));
-		tc_sync(&f->c[0], 0);
-		tc_sync(&f->c[1], 0);
-		tc_poll(&f->c[0]);
-	}
-	tc_end(rq);
-}
-
-static void engines_join_the_next_kvmmd(void **state)
-{
-	struct kvmm_engine e[2] = { member_of(7, 0, 2), member_of(7, 1, 2) };
-	struct tc_opts o[2] = { { .engine = &e[0] }, { .engine = &e[1] } };
-	struct fx *f = *state;
-	unsigned int i, round;
-	uint64_t epoch;
-
-	fx_start(f, NULL);
-	for (i = 0; i < 2; i++)
-		tc_open(&f->c[i], f->d.socket, &o[i]);
-	for (round = 0; round < 3; round++) {
-		epoch = kvmm_epoch(f->c[0].k);
-		sync_both(f);
-		T_EQ(tc_put(&f->c[0], 1, 0, 8), 8);
-		T_EQ(tc_hits(&f->c[1], 1, 8), 8);
-		td_kill(&f->d);
-		T_OK(td_start(&f->d));
-		for (i = 0; i < 2; i++) {
-			T_WAIT(5000, reconnected(&f->c[i], epoch));
-			T_OK(kvmm_win_sync(f->c[i].win[0], 0));
-		}
-		T_EQ(tc_hits(&f->c[1], 1, 8), 0);
-	}
-	sync_both(f);
-	T_EQ(tc_put(&f->c[0], 1, 0, 8), 8);
-	T_EQ(tc_hits(&f->c[1], 1, 8), 8);
-	ta_check(&f->d);
-}
-
-/* -- the connection alone -------------------------------------------------------------- */
-
-static struct kvmm_hit late_hit[32];
-
-/* A request ends while the kernel of step 9 reads its pages. */
-static long end_before_step(void *shm, long chain, long n)
-{
-	struct kvmm_req *rq = tc_req(fx_c(), 1);
-	long got = tc_match(fx_c(), rq, (uint64_t)chain, (uint32_t)n,
-			    late_hit, NULL);
-
-	T_OK(kvmm_req_end(rq, KVMM_ENDED, 9));
-	return got;
-}
-
-static long lose_the_socket(void *shm, long a, long b)
-{
-	uint64_t epoch = kvmm_epoch(fx_c()->k);
-
-	T_OK(shutdown(fx_c()->k->sock, SHUT_RDWR));
-	T_WAIT(LONG_WAIT, polls(fx_c(), 0) && kvmm_ping(fx_c()->k, 1) == 0);
-	T_CHECK(kvmm_epoch(fx_c()->k) == epoch);
-	return 0;
-}
-
-static long wrong_before_step(void *shm, long chain, long n)
-{
-	long i, wrong = 0;
-
-	for (i = 0; i < n; i++) {
-		struct kvmm_key key;
-
-		tc_key(fx_c(), (uint64_t)chain, (uint32_t)i, TC_FULL, &key);
-		wrong += (long)tc_wrong(fx_c(), 0, late_hit[i].frame, &key);
-	}
-	return wrong;
-}
-
-static void a_lost_socket_ends_no_pin_before_its_step(void **state)
-{
-	struct td_opts o = { .dram_bytes = 32 * MIB };
-	struct fx *f = *state;
-	long i;
-
-	fx_start(f, &o);
-	fx_client(f, 0, 0, NULL);
-	fx_client(f, 1, 0, NULL);
-	T_EQ(proc_call(&f->p[0], fx_put, 1, 32), 32);
-	T_EQ(proc_call(&f->p[0], end_before_step, 1, 32), 32);
-	T_EQ(ta_pins(&f->d, f->p[0].pid), 32);
-	proc_call(&f->p[0], lose_the_socket, 0, 0);
-	T_EQ(ta_pins(&f->d, f->p[0].pid), 32);
-	/* twice what fits */
-	for (i = 0; i < 64; i++)
-		T_EQ(proc_call(&f->p[1], fx_put, 100 + i, 16), 16);
-	T_EQ(proc_call(&f->p[0], wrong_before_step, 1, 32), 0);
-	ta_check(&f->d);
-	/* the process's end is the end of them */
-	proc_kill(&f->p[0]);
-	T_WAIT(BACK_MS, !ta_pins(&f->d, 0));
-	proc_end(&f->p[1]);
-	ta_baseline(&f->d, BACK_MS);
-	ta_check(&f->d);
-	fx_stop(f);
-}
-
-/* Open, work a little, close, over and over; no call may hang. */
-static long come_and_go(void *shm, long ms, long b)
-{
-	struct tc_opts o = { .timeout_ns = 500 * NSEC_PER_MSEC };
-	uint64_t deadline = deadline_in((uint64_t)ms * NSEC_PER_MSEC);
-	long good = 0;
-
-	while (!deadline_past(deadline)) {
-		struct tc c;
-		uint64_t t0 = now_ns();
-		int err = tc_try_open(&c, walk_path, &o);
-
-		T_CHECK(!err || err == -ENOTCONN || err == -ETIMEDOUT ||
-			err == -EPROTO, "%s", t_strerror(err));
-		if (!err) {
-			struct kvmm_req *rq = tc_req(&c, 1);
-			kvmm_frame_t frame[4];
-
-			tc_match(&c, rq, 1, 8, NULL, NULL);
-			kvmm_alloc(rq, 0, c.node, 4, frame, 0);
-			tc_end(rq);
-			tc_close(&c);
-			good++;
-		}
-		T_CHECK(now_ns() - t0 < 5 * NSEC_PER_SEC);
-	}
-	return good;
-}
-
-static void set_up_survives_kvmmd_dying_in_it(void **state)
-{
-	unsigned int rounds = test_long() ? 30 : 4, i;
-	struct fx *f = *state;
-	struct rng r;
-
-	rng_seed(&r, test_seed());
-	fx_start(f, NULL);
-	walk_path = fx_path(f, 0);
-	for (i = 0; i < 2; i++)
-		proc_start(&f->p[i]);
-	for (i = 0; i < rounds; i++) {
-		struct timespec ts = ns_to_timespec(
-			50 * NSEC_PER_MSEC +
-			rng_below(&r, 50 * NSEC_PER_MSEC));
-
-		proc_send(&f->p[0], come_and_go, 500, 0);
-		proc_send(&f->p[1], come_and_go, 500, 0);
-		nanosleep(&ts, NULL);
-		td_kill(&f->d);
-		T_OK(td_start(&f->d));
-		T_CHECK(proc_recv(&f->p[0]) > 0);
-		T_CHECK(proc_recv(&f->p[1]) > 0);
-	}
-	ta_baseline(&f->d, BACK_MS);
-	ta_check(&f->d);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -888,10 +623,6 @@ int main(void)
 		FX_TEST(a_member_dies_at_every_step_of_the_protocol),
 		FX_TEST(a_dead_leader_moves_no_frame_of_a_reader),
 		FX_TEST(a_new_engine_may_take_the_token_of_a_dead_one),
-		FX_TEST(clients_live_on_when_kvmmd_dies),
-		FX_TEST(engines_join_the_next_kvmmd),
-		FX_TEST(a_lost_socket_ends_no_pin_before_its_step),
-		FX_TEST(set_up_survives_kvmmd_dying_in_it),
 	};
 
 	fx_filter();
