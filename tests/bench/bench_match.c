@@ -3,9 +3,14 @@
  * match - find, pin and unpin a prefix of 512 pages out of 1 Mi
  *
  * Subject: kvmm_match() and kvmm_trim() through libkvmm, against a kvmmd with
- * 1 Mi pages of 4 KiB in chains of 512; every block visits all chains in random
- * order, so that nothing is left in a cache. Twice: with the frames of a chain
- * in random order, and in runs of 32 as a magazine gives them.
+ * 1 Mi pages of 4 KiB in chains of 512. Twice: with the frames of a chain in
+ * random order, and in runs of 32 as a magazine gives them.
+ *
+ * Turns are taken chain by chain (floor, subject, subject, floor, each with a
+ * chain of its own), some 50 us each, so that what a neighbour does to the caches
+ * it does to both. In a round each of them sees each chain once, in random order:
+ * nothing of it is left in a cache. A round's figures are medians over its
+ * chains.
  *
  * Floor: what cannot be done with less. A hash table of the same 64-byte lines
  * at the same load, probed with the key's own bits (SHA-256 needs no hash),
@@ -72,20 +77,11 @@ struct match {
 
 /* ---- subject -------------------------------------------------------------------- */
 
-static double run_subject(void *arg)
+static void subject_chain(struct match *m, const struct kvmm_key *k)
 {
-	struct match *m = arg;
-	uint64_t t = bench_cpu_ns();
-	unsigned int i;
-
-	for (i = 0; i < NR_CHAINS; i++) {
-		const struct kvmm_key *k = &m->key[m->order[i] * CHAIN];
-
-		if (bc_match(&m->c, m->rq, k, CHAIN, m->hit) != CHAIN)
-			bench_die(&m->b, "a chain is not resident", -ENOENT);
-		kvmm_trim(m->rq, 0, 0);
-	}
-	return (double)(bench_cpu_ns() - t) / NR_PAGES;
+	if (bc_match(&m->c, m->rq, k, CHAIN, m->hit) != CHAIN)
+		bench_die(&m->b, "a chain is not resident", -ENOENT);
+	kvmm_trim(m->rq, 0, 0);
 }
 
 /* The same with a request of its own for each chain, ended with a touch. */
@@ -154,15 +150,59 @@ static void floor_chain(struct match *m, const struct kvmm_key *k)
 	m->sum += sum;
 }
 
-static double run_floor(void *arg)
+/* ---- turns ------------------------------------------------------------------------ */
+
+static double timed(struct match *m, void (*fn)(struct match *m,
+						const struct kvmm_key *k),
+		    unsigned int visit)
 {
-	struct match *m = arg;
-	uint64_t t = bench_cpu_ns();
+	const struct kvmm_key *k = &m->key[m->order[visit % NR_CHAINS] * CHAIN];
+	uint64_t t = now_ns();
+
+	fn(m, k);
+	return (double)(now_ns() - t) / CHAIN;
+}
+
+/* One round; medians in ns a page. Floor and subject are never on one chain. */
+static void run_round(struct match *m, double *subject, double floor[2])
+{
+	static double s[2][NR_CHAINS / 2], f[2][NR_CHAINS / 2];
+	unsigned int i, away = NR_CHAINS / 2;
+	double both[NR_CHAINS];
+
+	for (i = 0; i < NR_CHAINS / 2; i++) {
+		f[0][i] = timed(m, floor_chain, 2 * i);
+		s[0][i] = timed(m, subject_chain, 2 * i + away);
+		s[1][i] = timed(m, subject_chain, 2 * i + 1 + away);
+		f[1][i] = timed(m, floor_chain, 2 * i + 1);
+	}
+	memcpy(both, s, sizeof(both));
+	*subject = bench_median(both, NR_CHAINS);
+	floor[0] = bench_median(f[0], NR_CHAINS / 2);
+	floor[1] = bench_median(f[1], NR_CHAINS / 2);
+}
+
+static void run_rounds(struct match *m, const char *what,
+		       struct bench_ratio *r)
+{
+	double s[BENCH_ROUNDS], f[BENCH_ROUNDS];
+	double ratio[BENCH_ROUNDS], noise[BENCH_ROUNDS], two[2];
 	unsigned int i;
 
-	for (i = 0; i < NR_CHAINS; i++)
-		floor_chain(m, &m->key[m->order[i] * CHAIN]);
-	return (double)(bench_cpu_ns() - t) / NR_PAGES;
+	run_round(m, s, two);		/* to warm up */
+	for (i = 0; i < BENCH_ROUNDS; i++) {
+		run_round(m, &s[i], two);
+		f[i] = (two[0] + two[1]) / 2;
+		ratio[i] = s[i] / f[i];
+		noise[i] = two[0] > two[1] ? two[0] / two[1] : two[1] / two[0];
+		bench_say("  %s round %u of %u: %.1f against %.1f: %.2f (floor against floor %.2f)",
+			  what, i + 1, BENCH_ROUNDS, s[i], f[i], ratio[i],
+			  noise[i]);
+	}
+	r->subject = bench_median(s, BENCH_ROUNDS);
+	r->floor = bench_median(f, BENCH_ROUNDS);
+	r->ratio = bench_median(ratio, BENCH_ROUNDS);
+	r->noise = bench_median(noise, BENCH_ROUNDS);
 }
 
 static void floor_init(struct match *m, kvmm_frame_t max_frame)
@@ -410,8 +450,7 @@ static void measure(struct match *m, bool runs, struct bench_ratio *r)
 	floor_init(m, max);
 	m->rq = bc_req(&m->c, 0);
 
-	bench_abba(runs ? "runs" : "random", BENCH_ROUNDS, run_subject,
-		   run_floor, m, r);
+	run_rounds(m, runs ? "runs" : "random", r);
 	bench_result(&m->b, runs ? "adjacent_runs" : "adjacent_random",
 		     adjacency(m));
 	if (!runs) {
