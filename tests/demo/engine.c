@@ -24,96 +24,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <kvmm/kvmm.h>
-
 #include "ipc/base/clock.h"
-#include "tests/demo/demo.h"
-#include "tests/lib/pattern.h"
+#include "tests/demo/engine.h"
 
-#define NR_ACTIVE	2		/* computed at a time */
-#define NR_RUNS		32		/* those, and the ones that only drain */
-#define CHUNK		32		/* pages computed in a step */
-#define NR_OPS		256		/* in flight; a power of two */
 #define PAGE_NS		NSEC_PER_MSEC	/* to compute a page: 0.5 M tokens/s */
 #define FETCH_NS	(300 * NSEC_PER_MSEC)
 #define FRAME_NS	(50 * NSEC_PER_MSEC)	/* wait for frames at most */
 #define DRAIN_NS	(20 * NSEC_PER_SEC)	/* for publishes, at most */
-#define NR_CORRUPT	16
-
-enum run_state { RUN_FREE, RUN_FETCHING, RUN_COMPUTING, RUN_DRAINING };
-
-/**
- * struct run - a request being worked on
- * @have:	pages [0, have) are there or published
- * @fetch_end:	fetched are [have, fetch_end)
- * @inflight:	publishes not answered yet
- * @since:	when it began to wait for frames, or to drain; 0: it does not
- */
-struct run {
-	enum run_state	state;
-	const struct request *r;
-	struct kvmm_req	*rq;
-	struct kvmm_key	*key;
-	struct kvmm_hit	*hit;
-	uint32_t	have;
-	uint32_t	fetch_end;
-	uint32_t	inflight;
-	uint64_t	since;
-};
-
-/**
- * struct op - something posted and not answered yet
- * @start_ns:	when it was posted; publish: when its step was done, 0 before
- * @stops:	how often kvmmd had been stopped then
- */
-struct op {
-	struct run	*run;		/* NULL: free */
-	uint64_t	tag;
-	uint64_t	start_ns;
-	uint32_t	stops;
-	uint32_t	first;
-	uint32_t	n;
-	kvmm_frame_t	frame[CHUNK];
-};
-
-/**
- * struct engine - the process
- * @step:	the one that is launched, or will be next
- * @busy_until:	the device works on @step; 0: it does not
- * @launched:	publishes of @step, whose bytes are written at its end
- */
-struct engine {
-	const struct demo *dm;
-	struct shared	*sh;
-	struct engine_stats *st;
-	unsigned int	me;
-	struct kvmm	*k;
-	struct kvmm_space *sp;
-	struct kvmm_win	*win;
-	kvmm_node_t	dram;
-	struct places	places;
-	uint64_t	step;
-	uint64_t	busy_until;
-	struct op	*launched[NR_ACTIVE];
-	unsigned int	nr_launched;
-	uint64_t	seq;
-	unsigned int	nr_active;
-	unsigned int	nr_corrupt;
-	struct run	run[NR_RUNS];
-	struct op	op[NR_OPS];
-};
-
-static void count(_Atomic uint64_t *c, uint64_t n)
-{
-	/* This process is the only writer. */
-	atomic_store_explicit(c, atomic_load_explicit(c, memory_order_relaxed)
-			      + n, memory_order_relaxed);
-}
-
-static uint64_t read_count(const _Atomic uint64_t *c)
-{
-	return atomic_load_explicit(c, memory_order_relaxed);
-}
 
 static bool flag(const _Atomic uint32_t *f)
 {
@@ -121,99 +38,11 @@ static bool flag(const _Atomic uint32_t *f)
 	return atomic_load_explicit(f, memory_order_acquire) != 0;
 }
 
-static void complain(struct engine *e, const char *what, int err)
+void complain(struct engine *e, const char *what, int err)
 {
 	fprintf(stderr, "engine %u: %s: %s (%s)\n", e->me, what,
 		strerror(-err), kvmm_error(e->k));
 	count(&e->st->errors, 1);
-}
-
-/* ---- pages in place ---------------------------------------------------------- */
-
-/* A page's segments get different bytes: a swap of K and V must show. */
-static struct kvmm_key seg_key(const struct kvmm_key *key, unsigned int seg)
-{
-	struct kvmm_key k = *key;
-
-	k.b[31] ^= (uint8_t)(seg + 1);
-	return k;
-}
-
-static void *page_seg(struct engine *e, unsigned int seg, kvmm_frame_t f)
-{
-	void *p = kvmm_win_ptr(e->win, seg, f);
-
-	/* It may lie in an extent that came after our last step. */
-	if (!p && kvmm_win_sync(e->win, e->step - 1) >= 0)
-		p = kvmm_win_ptr(e->win, seg, f);
-	return p;
-}
-
-static void write_page(struct engine *e, kvmm_frame_t f,
-		       const struct kvmm_key *key)
-{
-	unsigned int s;
-
-	for (s = 0; s < NR_SEGS; s++) {
-		struct kvmm_key k = seg_key(key, s);
-		void *p = page_seg(e, s, f);
-
-		if (!p) {
-			complain(e, "an allocated frame is not mapped", -EFAULT);
-			return;
-		}
-		pattern_fill(p, PAGE_BYTES / NR_SEGS, &k);
-	}
-}
-
-/* Is frame @f the same memory here as it was for whoever saw it first? */
-static void check_place(struct engine *e, kvmm_frame_t f)
-{
-	const void *p = page_seg(e, 0, f);
-	uint64_t mine = p ? places_find(&e->places, p) : 0, first = 0;
-
-	if (!mine || f >= e->sh->nr_places) {
-		count(&e->st->copied_bytes, PAGE_BYTES);
-		return;
-	}
-	if (atomic_compare_exchange_strong(&e->sh->place[f], &first, mine) ||
-	    first == mine)
-		count(&e->st->shared_bytes, PAGE_BYTES);
-	else
-		count(&e->st->copied_bytes, PAGE_BYTES);
-}
-
-/* Read a page that was hit, every byte, where it lies. */
-static bool read_page(struct engine *e, struct run *r, uint32_t i,
-		      kvmm_frame_t f)
-{
-	uint32_t page = r->r->page[i];
-	unsigned int owner = atomic_load_explicit(&e->sh->owner[page],
-						  memory_order_relaxed);
-	size_t wrong = 0;
-	unsigned int s;
-
-	for (s = 0; s < NR_SEGS; s++) {
-		struct kvmm_key k = seg_key(&r->key[i], s);
-		const void *p = page_seg(e, s, f);
-
-		wrong += p ? pattern_check(p, PAGE_BYTES / NR_SEGS, &k)
-			   : PAGE_BYTES / NR_SEGS;
-	}
-	check_place(e, f);
-	count(&e->st->bytes_checked, PAGE_BYTES);
-	if (owner && owner != e->me + 1)
-		count(&e->st->pages_cross, 1);
-	if (!wrong)
-		return true;
-
-	if (!read_count(&e->st->wrong_pages))
-		fprintf(stderr, "engine %u: page %u in frame %u: %zu wrong bytes\n",
-			e->me, page, f, wrong);
-	count(&e->st->wrong_bytes, wrong);
-	count(&e->st->wrong_pages, 1);
-	kvmm_report(r->rq, i, KVMM_BAD);
-	return false;
 }
 
 /* ---- operations in flight ------------------------------------------------------ */
@@ -527,16 +356,6 @@ static void finish_step(struct engine *e)
 	e->step++;
 }
 
-/* For --selftest-corrupt: a sealed page changes behind everybody's back. */
-static void damage(struct engine *e, kvmm_frame_t f)
-{
-	uint8_t *p = page_seg(e, e->nr_corrupt % NR_SEGS, f);
-
-	if (p)
-		p[e->nr_corrupt * 2039 % (PAGE_BYTES / NR_SEGS)] ^= 0x10;
-	e->nr_corrupt++;
-}
-
 static void page_published(struct engine *e, struct run *r, struct op *op,
 			   uint32_t i, const struct kvmm_result *res)
 {
@@ -546,8 +365,6 @@ static void page_published(struct engine *e, struct run *r, struct op *op,
 		atomic_store_explicit(&e->sh->owner[r->r->page[op->first + i]],
 				      e->me + 1, memory_order_relaxed);
 		check_place(e, op->frame[i]);
-		if (e->dm->corrupt && !e->me && e->nr_corrupt < NR_CORRUPT)
-			damage(e, op->frame[i]);
 		break;
 	case -EEXIST:
 		count(&e->st->pages_twice, 1);
@@ -572,6 +389,8 @@ static void publish_done(struct engine *e, struct op *op,
 		op_time(e, op, &e->st->publish);
 	for (i = 0; i < d->n && i < op->n; i++)
 		page_published(e, r, op, i, &d->res[i]);
+	if (e->dm->corrupt && !e->me)
+		selftest_damage(e, r, op);
 }
 
 /* ---- the loop ---------------------------------------------------------------------- */
@@ -754,6 +573,8 @@ int engine_main(const struct demo *dm, unsigned int me)
 		err = connect_all(e);
 	if (!err)
 		err = serve(e);
+	if (dm->corrupt && !me)
+		selftest_read_back(e);
 	if (e->win)
 		kvmm_win_close(e->win);
 	if (e->sp)
