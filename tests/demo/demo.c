@@ -287,6 +287,20 @@ static int reap_engines(struct stage *st)
 	return (int)running;
 }
 
+/*
+ * kvmmd is there until it is told to go. What an exit was, and the end of the
+ * log: nothing else is left of it.
+ */
+static int daemon_gone(struct stage *st, const char *when)
+{
+	char how[96];
+
+	snprintf(st->out.why, sizeof(st->out.why), "%s %s",
+		 td_ending(&st->kvmmd, how, sizeof(how)), when);
+	td_dump_log(&st->kvmmd);
+	return -ESRCH;
+}
+
 /* Return: 0 when all engines ended well. */
 static int run(struct stage *st)
 {
@@ -300,12 +314,8 @@ static int run(struct stage *st)
 		nanosleep(&tick, NULL);
 		if (interrupted)
 			return -EINTR;
-		if (!td_running(&st->kvmmd)) {
-			td_dump_log(&st->kvmmd);
-			snprintf(st->out.why, sizeof(st->out.why),
-				 "kvmmd died");
-			return -ESRCH;
-		}
+		if (!td_running(&st->kvmmd))
+			return daemon_gone(st, "while engines were at work");
 		err = accident_kill(st, share, now_ns());
 		if (!err)
 			err = accident_stop(st, share, now_ns());
@@ -329,6 +339,36 @@ static int run(struct stage *st)
 			return -ETIMEDOUT;
 		}
 	}
+}
+
+/* Who hangs up may be dying: it has a second to be dead. */
+static bool daemon_ended(struct stage *st)
+{
+	uint64_t deadline = deadline_in(NSEC_PER_SEC);
+	struct timespec ts = ns_to_timespec(10 * NSEC_PER_MSEC);
+
+	while (td_running(&st->kvmmd) && !deadline_past(deadline))
+		nanosleep(&ts, NULL);
+	return !td_running(&st->kvmmd);
+}
+
+/* All engines have left: kvmmd's account, and its end. */
+static void close_books(struct stage *st)
+{
+	int err = report_collect(&st->kvmmd, &st->out);
+
+	if (err && daemon_ended(st)) {
+		daemon_gone(st, "when the engines had left");
+		st->out.daemon_exit = -ESRCH;
+		return;
+	}
+	if (err)
+		snprintf(st->out.why, sizeof(st->out.why),
+			 "kvmmd runs and was not to be asked: %s",
+			 strerror(-err));
+	st->out.daemon_exit = td_stop(&st->kvmmd);
+	if (err || st->out.daemon_exit)
+		td_dump_log(&st->kvmmd);
 }
 
 static void clean_up(struct stage *st)
@@ -371,18 +411,15 @@ static int demo(struct stage *st)
 		fprintf(stderr, "interrupted\n");
 		return 2;
 	}
+	/* they notice sooner than the next look at it */
+	if (err && !st->kvmmd.paused && daemon_ended(st))
+		daemon_gone(st, "while engines were at work");
 	if (!st->out.why[0] && err)
 		snprintf(st->out.why, sizeof(st->out.why), "%s",
 			 strerror(-err));
 	/* With engines left over there is nothing to ask kvmmd about. */
-	if (!err) {
-		err = report_collect(&st->kvmmd, &st->out);
-		if (err)
-			snprintf(st->out.why, sizeof(st->out.why),
-				 "kvmmd was not to be asked: %s",
-				 strerror(-err));
-		st->out.daemon_exit = td_stop(&st->kvmmd);
-	}
+	if (!err)
+		close_books(st);
 	return report_print(&st->dm, &st->out);
 }
 

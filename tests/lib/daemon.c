@@ -456,3 +456,17 @@ void td_dump_log(const struct test_daemon *d)
 		fprintf(stderr, "--- end of kvmmd's log\n%.*s\n---\n", (int)n,
 			buf);
 }
+
+const char *td_ending(struct test_daemon *d, char *buf, size_t len)
+{
+	if (td_running(d))
+		snprintf(buf, len, "kvmmd runs");
+	else if (WIFSIGNALED(d->status))
+		snprintf(buf, len, "kvmmd was killed by signal %d (%s)%s",
+			 WTERMSIG(d->status), strsignal(WTERMSIG(d->status)),
+			 WCOREDUMP(d->status) ? ", core dumped" : "");
+	else
+		snprintf(buf, len, "kvmmd exited with status %d",
+			 WEXITSTATUS(d->status));
+	return buf;
+}

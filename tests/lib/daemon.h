@@ -21,6 +21,7 @@
 #define KVMM_TESTS_LIB_DAEMON_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 
@@ -158,6 +159,12 @@ int td_admin(struct test_daemon *d, const char *request,
 
 /** td_dump_log() - the end of its log to stderr */
 void td_dump_log(const struct test_daemon *d);
+
+/**
+ * td_ending() - in words, how the last process ended or that one runs
+ * Return: @buf
+ */
+const char *td_ending(struct test_daemon *d, char *buf, size_t len);
 
 /* -- small things that go with it -------------------------------------------- */
 
