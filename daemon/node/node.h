@@ -207,8 +207,10 @@ enum nvme_engine {
  *		or store of another size is refused with a sentence
  * @seg_bytes:	segment; power of two, 1 MiB to 64 MiB; by default 64 MiB or
  *		the largest of which the file holds 64
- * @free_floor_pct: refuse to make a file that leaves less of the file system
- *		free than this, per cent; 0: no floor
+ * @free_floor_pct: do not take space that leaves less of the file system free
+ *		than this, per cent; 0: no floor. A file whose preallocation would
+ *		is refused; where there is none, writes are off meanwhile
+ * @sparse:	preallocate nothing, even where the file system could
  * @depth:	I/Os in the kernel's hands at once; 64
  * @queue_max:	I/Os waiting here; 8192
  * @engine:	see enum nvme_engine
@@ -239,6 +241,7 @@ struct nvme_opts {
 	uint32_t		threads;
 	enum nvme_engine	engine;
 	bool			buffered;
+	bool			sparse;
 	uint64_t		io_timeout_ns;
 	uint64_t		queue_timeout_ns;
 	uint64_t		recover_ns;

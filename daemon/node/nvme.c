@@ -161,7 +161,7 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		return;
 	}
 	snprintf(buf, len,
-		 "%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, started empty (no journal yet)%s%s%s%s",
+		 "%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, started empty (no journal yet)%s%s%s%s%s",
 		 nv->eng->name,
 		 nv->opts.engine == NVME_ENGINE_AUTO &&
 		 nv->eng == &nvme_threads_ops ? " (io_uring was refused)" : "",
@@ -169,7 +169,8 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		 (unsigned long long)(fixed >> 20),
 		 (unsigned long long)((fixed + plain) >> 20),
 		 nv->slots.nr_ready, nv->slots.nr_segs,
-		 o->sparse ? "; the file system cannot preallocate" : "",
+		 o->sparse ? "; not preallocated" : "",
+		 !nv->room ? "; the file system's free floor is reached, writes are off" : "",
 		 nv->health.full ? "; no space left, writes are off" : "",
 		 nv->health.read_only ? "; read-only, writes are off" : "",
 		 nv->unlinked ? "; the file was unlinked" : "");
@@ -344,6 +345,7 @@ static int nvme_alloc(const struct nvme_opts *opts, struct work_pool *pool,
 		return -ENOMEM;
 	nv->pool = pool;
 	nv->fd = -1;
+	nv->room = UINT64_MAX;
 	nv->epfd = -1;
 	nv->open.fd = -1;
 	nv->zero.seg = -1;

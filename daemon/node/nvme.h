@@ -98,7 +98,8 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @direct:	O_DIRECT
  * @block:	a block device
  * @created:	the file was made here
- * @sparse:	the file system could not preallocate
+ * @sparse:	space is not preallocated: writes take it
+ * @room:	sparse: bytes that may still be taken, as the worker last saw it
  * @super:	the superblock as it is on the medium now
  * @nr_segs:	segments of the store
  * @written:	one bit a segment: has been written as a whole
@@ -116,6 +117,7 @@ struct nvme_open {
 	bool			block;
 	bool			created;
 	bool			sparse;
+	uint64_t		room;
 	struct nvme_super	super;
 	uint32_t		nr_segs;
 	uint64_t		*written;
@@ -187,8 +189,10 @@ struct nvme_rate {
  *		everything is in order; -1 before
  * @epfd:	what the loop watches
  * @unlinked:	the file has no name any more
+ * @floored:	the last look at the file system found its free floor reached
  * @drained:	destroy got as far as stopping the engine
  * @break_crc:	test builds: accept what the checksum refuses
+ * @room:	bytes that writes may take until the next look; 0: writes are off
  * @queue:	I/Os not started
  * @queued:	their number
  * @ending:	I/Os that were taken out of the queue and end at the next poll
@@ -217,8 +221,10 @@ struct nvme {
 	int			fd;
 	int			epfd;
 	bool			unlinked;
+	bool			floored;
 	bool			drained;
 	bool			break_crc;
+	uint64_t		room;
 	struct list		queue[NODE_NR_PRIOS];
 	uint32_t		queued;
 	struct list		ending;
@@ -298,6 +304,7 @@ void nvme_miss(struct nvme *nv, const char *what, uint64_t now);
 void nvme_good(struct nvme *nv, enum node_dir dir);
 void nvme_refused(struct nvme *nv, int err, uint64_t now);
 void nvme_space_freed(struct nvme *nv);
+void nvme_take_room(struct nvme *nv, uint64_t bytes);
 int nvme_admit(struct nvme *nv, enum node_dir dir, uint64_t now);
 void nvme_health_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_health_next(const struct nvme *nv);

@@ -21,6 +21,12 @@
  * preallocate, a thin volume): writes are off until a slot is freed, or for
  * probe_ns, when one may try.
  *
+ * Where space is not preallocated, each write may take some, and the file
+ * system's free floor has to be kept while running: nvme_open.c looks how much
+ * room there is above it, and writes use that up until its next look. A write
+ * to where there was one before takes none and is counted all the same; so the
+ * room is too small, never too large.
+ *
  * Idle time goes into zero-writing segments that were never written, in chunks
  * at a limited rate and behind every read that somebody waits for.
  */
@@ -93,6 +99,21 @@ void nvme_space_freed(struct nvme *nv)
 	nv->health.full = false;
 }
 
+/* @bytes are written to a file that may have to grow for it. */
+void nvme_take_room(struct nvme *nv, uint64_t bytes)
+{
+	if (!nv->open.sparse || !nv->opts.free_floor_pct)
+		return;
+	nv->room -= min(nv->room, bytes);
+	if (nv->room)
+		return;
+	/* it may have been used up by counting only: look again soon */
+	if (!nv->open.running)
+		nv->open.next_ns = min(nv->open.next_ns,
+				       now_ns() + nv->opts.probe_ns);
+	nvme_end_queued(nv, false, -ENOSPC);
+}
+
 /* May an I/O be handed in? 0, or what node_submit() answers. */
 int nvme_admit(struct nvme *nv, enum node_dir dir, uint64_t now)
 {
@@ -114,6 +135,8 @@ int nvme_admit(struct nvme *nv, enum node_dir dir, uint64_t now)
 		return -EROFS;
 	if (nv->node.state == NODE_DEGRADED)
 		return -EAGAIN;
+	if (!nv->room)
+		return -ENOSPC;
 	if (!h->full)
 		return 0;
 	if (now < h->full_retry)
@@ -126,7 +149,7 @@ bool nvme_writable(const struct node *n)
 {
 	const struct nvme *nv = to_nvme(n);
 
-	return n->state == NODE_ONLINE &&
+	return n->state == NODE_ONLINE && nv->room &&
 	       (!nv->health.full || now_ns() >= nv->health.full_retry);
 }
 
@@ -228,7 +251,7 @@ static void zero_done(struct node_io *io, int result)
 static bool zero_wanted(const struct nvme *nv)
 {
 	return nvme_open_done(nv) && nv->node.state == NODE_ONLINE &&
-	       !nv->zero.active && list_empty(&nv->queue[NODE_PRIO_DEMAND]) &&
+	       nv->room && !nv->zero.active && list_empty(&nv->queue[NODE_PRIO_DEMAND]) &&
 	       (nv->zero.seg >= 0 || slots_zero_wanted(&nv->slots));
 }
 

@@ -336,8 +336,10 @@ static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
 		nv->rate[io->dir].from = now;
 	io->priv.ident_crc = ident_crc(io);
 	io_launch(nv, io, now);
-	if (io->dir == NODE_WRITE)
+	if (io->dir == NODE_WRITE) {
 		crc_start(nv, io);
+		nvme_take_room(nv, io_bytes(io));
+	}
 }
 
 void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now)
@@ -349,6 +351,8 @@ void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now)
 	nv->nr_own++;
 	heap_set(nv, io, now + nv->opts.io_timeout_ns);
 	io_launch(nv, io, now);
+	if (io->dir == NODE_WRITE)
+		nvme_take_room(nv, io_bytes(io));
 }
 
 static struct node_io *queue_pick(const struct nvme *nv)

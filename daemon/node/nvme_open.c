@@ -16,7 +16,9 @@
  * block device is opened O_EXCL too, which refuses one that is mounted.
  *
  * Later, every check_ns, the worker looks whether the file still has a name.
- * I/O goes on without one; only the space is lost when the daemon ends.
+ * I/O goes on without one; only the space is lost when the daemon ends. It also
+ * looks how much more of the file system a file that could not be preallocated
+ * may take; see nvme_health.c.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -118,40 +120,70 @@ static int open_file(struct nvme *nv)
 	return 0;
 }
 
+/* What may be taken of the file system before its free floor is reached. */
+static uint64_t open_room(const struct nvme *nv, uint64_t *avail,
+			  uint64_t *total)
+{
+	struct statvfs vfs;
+	uint64_t floor;
+
+	/* memory file systems may have no size */
+	if (!nv->opts.free_floor_pct || fstatvfs(nv->open.fd, &vfs) < 0 ||
+	    !vfs.f_blocks)
+		return UINT64_MAX;
+	*total = (uint64_t)vfs.f_blocks * vfs.f_frsize;
+	*avail = (uint64_t)vfs.f_bavail * vfs.f_frsize;
+	floor = *total / 100 * nv->opts.free_floor_pct;
+	return *avail > floor ? *avail - floor : 0;
+}
+
+static int open_no_space(struct nvme *nv, uint64_t bytes)
+{
+	int err = -errno;
+
+	return errmsg_set(&nv->open.msg, err,
+			  "%s: cannot preallocate %llu MiB: %s",
+			  nv->opts.path, mib(bytes), strerror(-err));
+}
+
+static void open_look(struct nvme *nv)
+{
+	uint64_t avail = 0, total = 0;
+
+	nv->open.room = nv->open.sparse ? open_room(nv, &avail, &total)
+					: UINT64_MAX;
+}
+
+/* Reserve the space of the file's first @bytes, @missing of which it lacks. */
+static int open_reserve(struct nvme *nv, uint64_t bytes, uint64_t missing)
+{
+	struct nvme_open *o = &nv->open;
+	uint64_t avail = 0, total = 0;
+
+	if (open_room(nv, &avail, &total) < missing)
+		return errmsg_set(&o->msg, -ENOSPC,
+				  "%s: %llu MiB of %llu MiB free space are too much: %u %% of %llu MiB have to stay free",
+				  nv->opts.path, mib(missing), mib(avail),
+				  nv->opts.free_floor_pct, mib(total));
+	if (!nv->opts.sparse && !fallocate(o->fd, 0, 0, (off_t)bytes))
+		return 0;
+	if (!nv->opts.sparse && errno != EOPNOTSUPP)
+		return open_no_space(nv, bytes);
+	o->sparse = true;
+	return 0;
+}
+
 /* Make an empty file as long as configured, its space reserved. */
 static int open_allocate(struct nvme *nv, uint64_t bytes)
 {
 	struct nvme_open *o = &nv->open;
-	struct statvfs vfs;
-	uint64_t total, avail;
-	int err = 0;
+	int err = open_reserve(nv, bytes, bytes);
 
-	/* memory file systems may have no size */
-	if (nv->opts.free_floor_pct && !fstatvfs(o->fd, &vfs) &&
-	    vfs.f_blocks) {
-		total = (uint64_t)vfs.f_blocks * vfs.f_frsize;
-		avail = (uint64_t)vfs.f_bavail * vfs.f_frsize;
-		if (avail < bytes || avail - bytes <
-				     total / 100 * nv->opts.free_floor_pct)
-			return errmsg_set(&o->msg, -ENOSPC,
-					  "%s: %llu MiB of %llu MiB free space are too much: %u %% of %llu MiB have to stay free",
-					  nv->opts.path, mib(bytes), mib(avail),
-					  nv->opts.free_floor_pct, mib(total));
-	}
-	if (fallocate(o->fd, 0, 0, (off_t)bytes) < 0) {
-		err = -errno;
-		if (err == -EOPNOTSUPP) {
-			o->sparse = true;
-			err = ftruncate(o->fd, (off_t)bytes) < 0 ? -errno : 0;
-		}
-	}
-	if (err) {
+	if (!err && o->sparse && ftruncate(o->fd, (off_t)bytes) < 0)
+		err = open_no_space(nv, bytes);
+	if (err)
 		(void)!ftruncate(o->fd, 0);
-		return errmsg_set(&o->msg, err,
-				  "%s: cannot preallocate %llu MiB: %s",
-				  nv->opts.path, mib(bytes), strerror(-err));
-	}
-	return 0;
+	return err;
 }
 
 /* How long the store is; *@fresh: the file was empty. */
@@ -323,6 +355,18 @@ static int open_written(struct nvme *nv)
 	return 0;
 }
 
+/* A file of ours may have holes: made by a copy, or sparse from the start. */
+static int open_fill_holes(struct nvme *nv, uint64_t bytes)
+{
+	uint64_t has;
+	struct stat st;
+
+	if (fstat(nv->open.fd, &st) < 0)
+		return -errno;
+	has = (uint64_t)st.st_blocks * 512;
+	return has < bytes ? open_reserve(nv, bytes, bytes - has) : 0;
+}
+
 static int open_all(struct nvme *nv)
 {
 	struct nvme_open *o = &nv->open;
@@ -343,8 +387,12 @@ static int open_all(struct nvme *nv)
 	err = open_size(nv, &bytes, &fresh);
 	if (!err)
 		err = open_super(nv, buf, bytes, fresh);
+	if (!err && !fresh && !nv->open.block)
+		err = open_fill_holes(nv, bytes);
 	if (!err)
 		err = open_written(nv);
+	if (!err)
+		open_look(nv);
 	free(buf);
 	return err;
 }
@@ -374,6 +422,7 @@ static void watch_work(struct work *w)
 
 	o->err = fstat(o->fd, &st) < 0 ? -errno : 0;
 	o->nlink = o->err ? 0 : (uint64_t)st.st_nlink;
+	open_look(nv);
 }
 
 /* ---- on the loop ----------------------------------------------------------- */
@@ -432,6 +481,7 @@ static void open_work_done(struct work *w)
 	}
 	nv->node.capacity = (uint64_t)o->nr_segs * sb->seg_bytes;
 	nv->node.max_len = sb->seg_bytes;
+	nv->room = o->room;
 	o->next_ns = now + nv->opts.check_ns;
 	node_set_state(&nv->node, NODE_ONLINE,
 		       "started empty: there is no journal yet");
@@ -443,7 +493,16 @@ static void watch_work_done(struct work *w)
 	struct nvme_open *o = &nv->open;
 
 	o->running = false;
-	o->next_ns = now_ns() + nv->opts.check_ns;
+	o->next_ns = now_ns() + (o->room ? nv->opts.check_ns :
+					   nv->opts.probe_ns);
+	nv->room = o->room;
+	if (!o->room != nv->floored && nv->node.state != NODE_OFFLINE) {
+		nv->floored = !o->room;
+		node_set_state(&nv->node, nv->node.state, nv->floored ?
+			       "%s: the file system's free floor of %u %% is reached: no writes" :
+			       "%s: more than %u %% of the file system are free again",
+			       nv->opts.path, nv->opts.free_floor_pct);
+	}
 	if (o->err || o->nlink || o->block || nv->unlinked)
 		return;
 	nv->unlinked = true;

@@ -24,6 +24,8 @@
 #define GIB		(UINT64_C(1) << 30)
 #define TIB		(UINT64_C(1) << 40)
 
+#define FREE_FLOOR_PCT	10
+
 static int set_object(struct parse *p, const struct key *k, json_t *v,
 		      void *obj);
 static int set_sockets(struct parse *p, const struct key *k, json_t *v,
@@ -72,6 +74,9 @@ static const struct key node_keys[] = {
 	{ "io_timeout", key_ns, "1ms to 60s, as \"500ms\"",
 	  offsetof(struct config_node, io_timeout_ns),
 	  NSEC_PER_MSEC, 60 * NSEC_PER_SEC },
+	{ "free_floor_pct", key_u32,
+	  "0 to 90, per cent of the file system, 0: no floor",
+	  offsetof(struct config_node, free_floor_pct), 0, 90 },
 	{ "extent", key_bytes, "64KiB to 1GiB",
 	  offsetof(struct config_node, extent_bytes), 1 << 16, GIB },
 	{ "numa", key_u32, "the number of a NUMA node, 0 to 1023",
@@ -260,9 +265,10 @@ static int judge_kind(struct parse *p, const struct config_node *n)
 	bool nvme = n->kind == KVMM_NODE_NVME;
 
 	if (!nvme && (n->path[0] || n->depth || n->io_timeout_ns ||
+		      n->free_floor_pct >= 0 ||
 		      n->engine != NVME_ENGINE_AUTO))
-		return key_fail(p, "path, engine, depth and io_timeout are for "
-			    "nodes of kind \"nvme\"");
+		return key_fail(p, "path, engine, depth, io_timeout and "
+			    "free_floor_pct are for nodes of kind \"nvme\"");
 	if (nvme && (n->below[0] || n->extent_bytes || n->hugepages ||
 		     n->numa >= 0))
 		return key_fail(p, "below, extent, numa and hugepages are for "
@@ -291,6 +297,8 @@ static int judge_node(struct parse *p, unsigned int ix)
 			   "size", node_keys);
 	if (!err)
 		err = judge_kind(p, n);
+	if (n->kind == KVMM_NODE_NVME && n->free_floor_pct < 0)
+		n->free_floor_pct = FREE_FLOOR_PCT;
 	for (i = 0; i < ix && !err; i++) {
 		if (!strcmp(n->name, p->c->node[i].name))
 			err = key_fail(p, "nodes[%u] is called \"%s\", too", i,
@@ -342,8 +350,10 @@ static int set_nodes(struct parse *p, const struct key *k, json_t *v,
 		json_t *el = json_array_get(v, i);
 		int err;
 
-		c->node[i] = (struct config_node){ .numa = -1,
-						   .below_ix = KVMM_NODE_NONE };
+		c->node[i] = (struct config_node){
+			.numa = -1, .free_floor_pct = -1,
+			.below_ix = KVMM_NODE_NONE,
+		};
 		parse_ix(p, i);
 		err = json_is_object(el) ? parse_object(p, k->sub, el,
 							&c->node[i])
@@ -375,6 +385,7 @@ void config_defaults(struct config *c)
 		.kind		= KVMM_NODE_HOST,
 		.size_kind	= CONFIG_AUTO,
 		.numa		= -1,
+		.free_floor_pct	= -1,
 		.below_ix	= KVMM_NODE_NONE,
 		.hugepages	= true,		/* used if free, never reserved */
 	};

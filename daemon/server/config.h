@@ -57,6 +57,7 @@ struct config_socket {
  * @engine:	nvme: enum nvme_engine
  * @depth:	nvme: I/Os in the kernel's hands; 0: the node's default
  * @io_timeout_ns: nvme
+ * @free_floor_pct: nvme: of its file system, to be left free; -1: not given
  * @extent_bytes: host; 0: chosen from the size
  * @numa:	host; -1: none
  */
@@ -75,6 +76,7 @@ struct config_node {
 	uint32_t	engine;
 	uint32_t	depth;
 	int32_t		numa;
+	int32_t		free_floor_pct;
 	bool		hugepages;
 };
 

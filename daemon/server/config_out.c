@@ -167,6 +167,8 @@ static json_t *node_json(const struct config_node *n)
 	json_object_set_new(o, "path", json_string(n->path));
 	json_object_set_new(o, "engine",
 			    json_string(word_of(engine_words, n->engine)));
+	json_object_set_new(o, "free_floor_pct",
+			    json_integer(n->free_floor_pct));
 	if (n->depth)
 		json_object_set_new(o, "depth", json_integer(n->depth));
 	if (n->io_timeout_ns)

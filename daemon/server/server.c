@@ -99,7 +99,7 @@ static int node_make(struct server *s, unsigned int ix)
 		.depth	= c->depth,
 		.engine	= c->engine,
 		.io_timeout_ns = c->io_timeout_ns,
-		.free_floor_pct = 10,
+		.free_floor_pct = (uint32_t)max(c->free_floor_pct, 0),
 	};
 
 	if (c->kind == KVMM_NODE_HOST)

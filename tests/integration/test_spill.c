@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -315,6 +316,31 @@ static void it_starts_without_its_file(void **state)
 	T_EQ(tc_hits(c, 40, CHAIN), CHAIN);
 	T_CHECK(strcmp(ta_node_state(&f->d, "nvme0"), "online"));
 	T_CHECK(line_says(&f->d, "No such file") || line_says(&f->d, "/proc"));
+	ta_check(&f->d);
+	fx_stop(f);
+}
+
+/* The free floor: a file that would leave less is not made. */
+static void it_serves_when_the_disk_has_no_room_for_its_file(void **state)
+{
+	struct td_opts o = opts(NULL);
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	struct statvfs vfs;
+	struct stat st;
+
+	o.free_floor_pct = 90;
+	T_OK(td_init(&f->d, &o));
+	T_OK(statvfs(f->d.dir, &vfs));
+	if (vfs.f_bavail >= vfs.f_blocks / 10 * 9)
+		skip();		/* this one has nearly nothing on it */
+	T_OK(td_start(&f->d));
+	T_WAIT(LONG_WAIT, !strcmp(ta_node_state(&f->d, "nvme0"), "failed"));
+	T_CHECK(line_says(&f->d, "90 %"));
+	T_CHECK(stat(f->d.nvme, &st) < 0);
+	tc_open(c, f->d.socket, NULL);
+	T_EQ(tc_put(c, 1, 0, CHAIN), CHAIN);
+	T_EQ(tc_hits(c, 1, CHAIN), CHAIN);
 	ta_check(&f->d);
 	fx_stop(f);
 }
@@ -665,6 +691,7 @@ int main(void)
 		FX_TEST(a_cancelled_fetch_is_answered_once),
 		FX_TEST(it_serves_on_when_its_file_is_unlinked),
 		FX_TEST(it_starts_without_its_file),
+		FX_TEST(it_serves_when_the_disk_has_no_room_for_its_file),
 		FX_TEST(a_new_daemon_starts_empty_and_says_so),
 		FX_TEST(failing_reads_are_misses),
 		FX_TEST(failing_writes_cost_no_service),

@@ -127,6 +127,9 @@ static json_t *config_nodes(const struct test_daemon *d)
 	if (o->io_timeout)
 		json_object_set_new(nvme, "io_timeout",
 				    json_string(o->io_timeout));
+	if (o->free_floor_pct)
+		json_object_set_new(nvme, "free_floor_pct",
+				    json_integer(o->free_floor_pct));
 	json_array_append_new(list, nvme);
 	return list;
 }

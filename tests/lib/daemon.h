@@ -56,6 +56,7 @@ struct td_socket {
  * @nvme_bytes:	of node nvme0 below dram0; 0 = no such node
  * @engine:	of nvme0: "auto", "io_uring", "threads"; NULL = "auto"
  * @io_timeout:	of nvme0, as "3s"; NULL = the daemon's default
+ * @free_floor_pct: of nvme0; 0 = the daemon's default
  * @policy:	NULL = the daemon's default
  * @socket:	client sockets; none = one, "kvmm.sock"
  * @config:	JSON text, merged into the generated configuration; arrays are
@@ -72,6 +73,7 @@ struct td_opts {
 	uint64_t		nvme_bytes;
 	const char		*engine;
 	const char		*io_timeout;
+	unsigned int		free_floor_pct;
 	const char		*policy;
 	struct td_socket	socket[TD_MAX_SOCKETS];
 	const char		*config;

@@ -79,7 +79,8 @@ static void config_reads_every_key(void **state)
 		"  \"extent\": \"1MiB\", \"numa\": 1, \"hugepages\": true},"
 		" {\"name\": \"n\", \"kind\": \"nvme\", \"path\": \"/dev/x\","
 		"  \"size\": 1073741824, \"engine\": \"threads\","
-		"  \"depth\": 32, \"io_timeout\": \"250ms\"}],"
+		"  \"depth\": 32, \"io_timeout\": \"250ms\","
+		"  \"free_floor_pct\": 5}],"
 		" \"limits\": {\"max_clients\": 7, \"max_spaces\": 8,"
 		"  \"max_requests\": 9, \"pin_limit_pct\": 10},"
 		" \"timeouts\": {\"fetch\": \"1s\", \"direct_reclaim\": \"1ms\","
@@ -98,6 +99,7 @@ static void config_reads_every_key(void **state)
 	assert_int_equal(c.node[1].engine, NVME_ENGINE_THREADS);
 	assert_int_equal(c.node[1].depth, 32);
 	assert_int_equal(c.node[1].io_timeout_ns, 250 * NSEC_PER_MSEC);
+	assert_int_equal(c.node[1].free_floor_pct, 5);
 	assert_int_equal(c.max_clients, 7);
 	assert_int_equal(c.max_spaces, 8);
 	assert_int_equal(c.max_requests, 9);
@@ -231,6 +233,12 @@ static void config_refuses_bad_nodes(void **state)
 		"2: nodes[1].depth: ", "1 to 1024");
 	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"io_timeout\": \"0ms\""),
 		"2: nodes[1].io_timeout: ", "1ms to 60s");
+	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"free_floor_pct\": 91"),
+		"2: nodes[1].free_floor_pct: ", "0 to 90, per cent");
+	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"free_floor_pct\": -1"),
+		"2: nodes[1].free_floor_pct: ", "0 to 90, per cent");
+	refused(NODE("\"size\": \"1GiB\", \"free_floor_pct\": 0"),
+		"1: nodes[0]: ", "\"nvme\"");
 	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"below\": \"a\""),
 		"1: nodes[1]: ", "\"host\"");
 	refused("{\"nodes\": [{\"name\": \"b\", \"kind\": \"nvme\","
@@ -286,6 +294,12 @@ static void config_prints_what_it_reads(void **state)
 	assert_int_equal(parse(NVME("\"size\": \"3000000\", \"path\": \"/x\","
 				    "\"io_timeout\": \"1500us\", \"depth\": 3"),
 			       &c, &e), 0);
+	/* a tenth of the file system stays free unless it says otherwise */
+	assert_int_equal(c.node[1].free_floor_pct, 10);
+	round_trip(&c);
+	assert_int_equal(parse(NVME("\"size\": \"1GiB\", \"path\": \"/x\","
+				    "\"free_floor_pct\": 0"), &c, &e), 0);
+	assert_int_equal(c.node[1].free_floor_pct, 0);
 	round_trip(&c);
 }
 

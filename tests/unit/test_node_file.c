@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "daemon/node/nvme.h"
 #include "daemon/node/nvme_format.h"
 #include "tests/lib/node.h"
 
@@ -177,6 +178,109 @@ static void free_floor_is_kept(void **state)
 	rig_fini(&r);
 }
 
+/* A file of ours that lost its space, as one that was copied: still ours. */
+static void holes_are_filled_or_the_floor_is_kept(void **state)
+{
+	struct stat st;
+	struct rig r;
+	int fd;
+
+	rig_init(&r);
+	rig_open(&r);
+	rig_close(&r);
+	fd = open(r.path, O_RDWR | O_CLOEXEC);
+	assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE |
+				   FALLOC_FL_KEEP_SIZE, NVME_DATA_OFF,
+				   16 * MIB), 0);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_true((uint64_t)st.st_blocks * 512 < r.o.bytes);
+	r.o.free_floor_pct = 100;
+	assert_open_fails(&r, "free");
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_int_equal(st.st_size, r.o.bytes);	/* as it was */
+	assert_int_equal(st.st_nlink, 1);
+	r.o.free_floor_pct = 0;
+	rig_open(&r);
+	assert_int_equal(fstat(fd, &st), 0);
+	assert_true((uint64_t)st.st_blocks * 512 >= r.o.bytes);
+	close(fd);
+	rig_fini(&r);
+}
+
+/*
+ * Space that is not reserved is taken by writes: they are off while the file
+ * system has less free than it should, reads are not, and they come back.
+ */
+static void free_floor_is_kept_while_running(void **state)
+{
+	struct node_slot a, b;
+	char line[500];
+	uint32_t crc, other;
+	struct stat st;
+	struct rig r;
+
+	rig_init(&r);
+	r.o.sparse = true;
+	r.o.free_floor_pct = 1;
+	r.o.check_ns = 20 * MSEC;
+	r.o.probe_ns = 20 * MSEC;
+	rig_open(&r);
+	assert_int_equal(stat(r.path, &st), 0);
+	assert_int_equal(st.st_size, r.o.bytes);
+	fill(r.mem, 4096, 1);
+	assert_int_equal(op_write(&r, &a, r.mem, 4096, "a", &crc), 0);
+
+	/* only an empty file system has that much free */
+	to_nvme(r.n)->opts.free_floor_pct = 100;
+	rig_until(&r, strstr(r.n->why, "free floor"));
+	assert_int_equal(r.n->state, NODE_ONLINE);
+	assert_false(node_writable(r.n));
+	assert_int_equal(op_write(&r, &b, r.mem, 4096, "b", &other), -ENOSPC);
+	node_status(r.n, line, sizeof(line));
+	assert_non_null(strstr(line, "free floor is reached"));
+	memset(r.mem, 0, 4096);
+	assert_int_equal(op_read(&r, &a, r.mem, 4096, "a", crc), 0);
+	assert_filled(r.mem, 4096, 1);
+
+	to_nvme(r.n)->opts.free_floor_pct = 1;
+	rig_until(&r, node_writable(r.n));
+	assert_non_null(strstr(r.n->why, "free again"));
+	assert_int_equal(op_write(&r, &b, r.mem, 4096, "b", &other), 0);
+	rig_fini(&r);
+}
+
+/* Between two looks at the file system writes use up what the first one saw. */
+static void writes_use_the_room_up_that_was_seen(void **state)
+{
+	struct node_slot slot[4];
+	struct op op[4];
+	struct rig r;
+	int i;
+
+	rig_init(&r);
+	r.o.sparse = true;
+	r.o.free_floor_pct = 1;
+	r.o.zero_bytes_s = 1;
+	r.o.check_ns = 60000 * MSEC;
+	r.o.probe_ns = 200 * MSEC;
+	rig_open(&r);
+	rig_until(&r, r.n->stats.zeroed_bytes || !to_nvme(r.n)->nr_own);
+	to_nvme(r.n)->room = 3 * 4096;
+	for (i = 0; i < 4; i++) {
+		assert_int_equal(node_slot_alloc(r.n, 4096, &slot[i]), 0);
+		op_init(&op[i], NODE_WRITE, &slot[i], r.mem, 4096, "a");
+		assert_int_equal(node_submit(r.n, &op[i].io), 0);
+	}
+	for (i = 0; i < 4; i++) {
+		rig_until(&r, op[i].nr_release);
+		assert_int_equal(op[i].told, i < 3 ? 0 : -ENOSPC);
+	}
+	assert_false(node_writable(r.n));
+	/* the next look does not wait for its time */
+	rig_until(&r, node_writable(r.n));
+	rig_fini(&r);
+}
+
 static void wrong_options_are_refused(void **state)
 {
 	struct rig r;
@@ -338,6 +442,9 @@ int main(void)
 		cmocka_unit_test(preallocated_file_of_zeroes_is_taken),
 		cmocka_unit_test(impossible_places_are_told_by_name),
 		cmocka_unit_test(free_floor_is_kept),
+		cmocka_unit_test(holes_are_filled_or_the_floor_is_kept),
+		cmocka_unit_test(free_floor_is_kept_while_running),
+		cmocka_unit_test(writes_use_the_room_up_that_was_seen),
 		cmocka_unit_test(wrong_options_are_refused),
 		cmocka_unit_test(second_daemon_waits_for_the_first),
 		cmocka_unit_test(waiting_for_the_lock_ends),
