@@ -22,6 +22,7 @@
 #define KVMM_IPC_RING_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "ipc/abi.h"
 
@@ -43,7 +44,8 @@ enum ring_op {
 	RING_FETCH	= 2,	/* arena: struct ring_key[n] */
 	RING_REFILL	= 3,	/* magazine of @win wants @n frames; no completion */
 	RING_FREE	= 4,	/* arena: u32 frame[n] go back after @after; no completion */
-	RING_END	= 5,	/* request ended; no completion */
+	RING_END	= 5,	/* request ended, arena: struct ring_key[nr_keys]
+				 * or none; no completion */
 	RING_CANCEL	= 6,	/* @arg = tag of the operation; no completion */
 	RING_REPORT	= 7,	/* arena: struct ring_key[1]; @arg = verdict; no completion */
 	RING_NR_OPS
@@ -60,6 +62,13 @@ enum ring_op {
  * @group:	RING_END: group of the tail
  * @req:	request slot in the ledger
  * @tag:	comes back in the completion; unique among those in flight
+ * @nr_keys:	RING_END, which has no completion: keys in the arena, at most
+ *		%KVMM_MAX_BATCH; 0 unless the space's trace bit is on or its
+ *		mode is observe. What the request asked for last, found or not,
+ *		group by group in the order asked. More than fit go in further
+ *		entries of the same @req, which follow it and have no @frame
+ * @asked_ms:	RING_END: when it asked for them: CLOCK_MONOTONIC in
+ *		milliseconds, modulo 2^32
  * @after:	step; nothing happens to the frames before every member did it
  * @arg:	RING_FETCH: absolute CLOCK_MONOTONIC deadline, ns; RING_CANCEL: tag;
  *		RING_END: tail page's READY word
@@ -83,7 +92,13 @@ struct ring_sqe {
 	uint16_t	group;
 	uint32_t	n;
 	uint32_t	req;
-	uint64_t	tag;
+	union {
+		uint64_t	tag;
+		struct {
+			uint32_t	nr_keys;
+			uint32_t	asked_ms;
+		};
+	};
 	uint64_t	after;
 	uint64_t	arg;
 	uint32_t	arena_pos;
@@ -93,6 +108,10 @@ struct ring_sqe {
 	uint64_t	session;
 };
 static_assert(sizeof(struct ring_sqe) == 64, "wire ABI");
+static_assert(offsetof(struct ring_sqe, tag) == 16 &&
+	      offsetof(struct ring_sqe, nr_keys) == 16 &&
+	      offsetof(struct ring_sqe, asked_ms) == 20 &&
+	      offsetof(struct ring_sqe, after) == 24, "wire ABI");
 
 /**
  * struct ring_pub - one page to publish

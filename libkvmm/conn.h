@@ -21,7 +21,7 @@ struct kvmm_stat {
 			pages_lower, pages_missed, pin_races, allocs,
 			alloc_refused, published, publish_exists,
 			publish_refused, fetched, fetch_missed, late,
-			doorbells, touches_lost, reconnects;
+			doorbells, touches_lost, reconnects, keys_lost;
 };
 
 #define stat_add(k, what, n)						\

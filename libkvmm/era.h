@@ -130,7 +130,10 @@ void kvmm_step_drop(struct kvmm_era *e);
  */
 int kvmm_sq_push(struct kvmm_era *e, struct ring_sqe *sqe, const void *array,
 		 uint32_t bytes);
-/* The same in two: the bell costs a system call when the daemon sleeps. */
+/* The same, with an array of @bytes that @fill writes, under the ring's lock. */
+int kvmm_sq_push_fill(struct kvmm_era *e, struct ring_sqe *sqe, uint32_t bytes,
+		      void (*fill)(void *to, void *arg), void *arg);
+/* The first in two: the bell costs a system call when the daemon sleeps. */
 int kvmm_sq_post(struct kvmm_era *e, struct ring_sqe *sqe, const void *array,
 		 uint32_t bytes);
 void kvmm_sq_bell(struct kvmm_era *e);

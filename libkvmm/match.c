@@ -125,6 +125,7 @@ static int mset_fill(struct kvmm_req *rq, struct kvmm_mset *m,
 	m->races = 0;
 	m->sync_wanted = false;
 	m->blind = false;
+	m->asked_ns = kvmm_req_keys_wanted(rq) ? now_ns() : 0;
 	for (i = 0; i < ngroups; i++) {
 		struct kvmm_mgroup *g = &m->g[i];
 		const struct desc_group *dg = &d->group[keys[i].group];

@@ -247,6 +247,7 @@ static void req_recycle(struct kvmm_req *rq)
 	rq->ended = false;
 	rq->m[0].ngroups = rq->m[0].nr_pins = rq->m[0].n = 0;
 	rq->m[1].ngroups = rq->m[1].nr_pins = rq->m[1].n = 0;
+	rq->m[0].asked_ns = rq->m[1].asked_ns = rq->p.asked_ns = 0;
 	memset(rq->tail, 0, sizeof(rq->tail));
 
 	kvmm_lock(&k->ops_lock);
@@ -363,32 +364,119 @@ static void tails_of_match(struct kvmm_req *rq)
 	}
 }
 
-/* One entry per group that had hits or published pages. */
+/**
+ * struct asked - keys on their way into the arena
+ * @at:		keys that have gone; @group is where the next one belongs
+ * @n:		how many the entry takes that is being written
+ */
+struct asked {
+	const struct kvmm_mset *m;
+	uint32_t	at;
+	uint32_t	n;
+	unsigned int	group;
+};
+
+/*
+ * A peek names all of a prompt, the match that follows it often no more than
+ * the peek had found: what counts is the one that asked for more.
+ */
+static struct asked what_was_asked(struct kvmm_req *rq)
+{
+	const struct kvmm_mset *m = kvmm_req_match(rq);
+	struct asked a = { 0 };
+
+	if (!kvmm_req_keys_wanted(rq))
+		return a;
+	if (rq->p.asked_ns && (!m->asked_ns || rq->p.n > m->n))
+		m = &rq->p;
+	if (m->asked_ns && m->n)
+		a.m = m;
+	return a;
+}
+
+static uint32_t asked_left(const struct asked *a)
+{
+	return a->m ? a->m->n - a->at : 0;
+}
+
+/* Straight into the arena, under the ring's lock. */
+static void copy_keys(void *to, void *arg)
+{
+	struct ring_key *key = to;
+	struct asked *a = arg;
+	uint32_t i;
+
+	for (i = 0; i < a->n; i++, a->at++) {
+		const struct kvmm_mgroup *g = &a->m->g[a->group];
+
+		while (a->at >= g->first + g->n)
+			g = &a->m->g[++a->group];
+		memcpy(key[i].key, a->m->key[a->at], sizeof(key[i].key));
+		key[i].group = g->group;
+		memset(key[i].spare, 0, sizeof(key[i].spare));
+	}
+}
+
+/* With as many keys as one entry takes; without, if the arena has no room. */
+static void push_end(struct kvmm_req *rq, struct ring_sqe *sqe,
+		     struct asked *a)
+{
+	struct kvmm_era *e = rq->att->era;
+	int err;
+
+	a->n = min_t(uint32_t, asked_left(a), KVMM_MAX_BATCH);
+	if (a->n) {
+		sqe->nr_keys = a->n;
+		sqe->asked_ms = a->m->asked_ns / NSEC_PER_MSEC;
+		err = kvmm_sq_push_fill(e, sqe, a->n * sizeof(struct ring_key),
+					copy_keys, a);
+		if (!err)
+			return;
+		if (err == -EAGAIN)
+			stat_add(rq->k, keys_lost, asked_left(a));
+		a->m = NULL;
+		sqe->nr_keys = 0;
+		sqe->asked_ms = 0;
+	}
+	if (sqe->frame && kvmm_sq_push(e, sqe, NULL, 0) == -EAGAIN)
+		stat_add(rq->k, touches_lost, 1);
+}
+
+/*
+ * One entry per group that had hits or published pages; the first carries the
+ * keys if they are wanted, and what it cannot take goes in more.
+ */
 static void post_end(struct kvmm_req *rq)
 {
+	struct asked asked = what_was_asked(rq);
+	const struct ring_sqe plain = {
+		.op		= RING_END,
+		.how		= rq->how,
+		.space		= rq->att->ix,
+		.req		= rq->slot,
+		.after		= rq->after,
+		.expect_ms	= rq->expect_ms,
+		.session	= rq->session,
+	};
+	struct ring_sqe sqe;
 	unsigned int i;
 
 	for (i = 0; i < KVMM_MAX_GROUPS; i++) {
 		const struct kvmm_tail *t = &rq->tail[i];
-		struct ring_sqe sqe = {
-			.op		= RING_END,
-			.how		= rq->how,
-			.space		= rq->att->ix,
-			.group		= i,
-			.req		= rq->slot,
-			.n		= t->len,
-			.after		= rq->after,
-			.arg		= t->word,
-			.frame		= t->frame,
-			.expect_ms	= rq->expect_ms,
-			.session	= rq->session,
-		};
 
 		if (!t->len)
 			continue;
+		sqe = plain;
+		sqe.group = i;
+		sqe.n = t->len;
+		sqe.arg = t->word;
+		sqe.frame = t->frame;
 		sqe.win = t->view->no;
-		if (kvmm_sq_push(rq->att->era, &sqe, NULL, 0) == -EAGAIN)
-			stat_add(rq->k, touches_lost, 1);
+		push_end(rq, &sqe, &asked);
+	}
+	while (asked_left(&asked)) {
+		sqe = plain;
+		push_end(rq, &sqe, &asked);
 	}
 }
 

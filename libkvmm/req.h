@@ -61,6 +61,7 @@ struct kvmm_mgroup {
  * @n_any, @n_here: units usable anywhere, on the node
  * @sync_wanted: some page lies in an extent that is not mapped
  * @blind:	a window waits to be opened again: nothing can be pinned
+ * @asked_ns:	when, if the daemon wanted to know then; else 0
  */
 struct kvmm_mset {
 	uint32_t	gen;
@@ -78,6 +79,7 @@ struct kvmm_mset {
 	uint32_t	races;
 	bool		sync_wanted;
 	bool		blind;
+	uint64_t	asked_ns;
 };
 
 /**
@@ -147,6 +149,22 @@ struct kvmm_req {
 static inline struct kvmm_mset *kvmm_req_match(struct kvmm_req *rq)
 {
 	return &rq->m[rq->cur];
+}
+
+/* Is the daemon to be told of the keys that @rq asks for? */
+static inline bool kvmm_req_keys_wanted(const struct kvmm_req *rq)
+{
+	const struct kvmm_att *a = rq->att;
+	const struct kvmm_hdr_space *s;
+
+	if (!a)
+		return false;
+	s = &a->era->hdr->space[a->ix];
+	return atomic_load_explicit((_Atomic uint32_t *)&s->mode,
+				    memory_order_relaxed) ==
+	       KVMM_MODE_OBSERVE ||
+	       atomic_load_explicit((_Atomic uint32_t *)&s->trace,
+				    memory_order_relaxed);
 }
 
 /* Bind to the space's attachment if it has one that is current. */

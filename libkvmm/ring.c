@@ -41,36 +41,35 @@ static int64_t arena_room(struct kvmm_era *e, uint32_t bytes)
 	return pad;
 }
 
-static int arena_copy(struct kvmm_era *e, struct ring_sqe *sqe,
-		      const void *array, uint32_t bytes)
+/*
+ * Room for an entry and its array. Returns where the array goes, which is
+ * nowhere for @bytes = 0; NULL: there is no room.
+ */
+static void *sq_begin(struct kvmm_era *e, struct ring_sqe *sqe, uint32_t bytes)
+	__must_hold(&e->sq_lock)
 {
 	uint32_t room = round_up(bytes, ARENA_ALIGN);
-	int64_t pad = arena_room(e, room);
-	uint64_t pos;
+	uint64_t pos = e->arena_tail;
+	int64_t pad;
 
-	if (pad < 0)
-		return pad;
-	pos = e->arena_tail + pad;
-	memcpy(e->arena + (pos & (e->ledger->arena_bytes - 1)), array, bytes);
-	sqe->arena_pos = pos;
-	sqe->arena_len = pad + room;
-	return 0;
+	if (!ring_has_room(&e->ledger->sq, e->ledger->sq_entries, e->sq_tail,
+			   1))
+		return NULL;
+	if (bytes) {
+		pad = arena_room(e, room);
+		if (pad < 0)
+			return NULL;
+		pos += pad;
+		sqe->arena_pos = pos;
+		sqe->arena_len = pad + room;
+	}
+	return e->arena + (pos & (e->ledger->arena_bytes - 1));
 }
 
-static int push(struct kvmm_era *e, struct ring_sqe *sqe, const void *array,
-		uint32_t bytes) __must_hold(&e->sq_lock)
+static void sq_commit(struct kvmm_era *e, const struct ring_sqe *sqe)
+	__must_hold(&e->sq_lock)
 {
-	uint32_t entries = e->ledger->sq_entries;
-	int err;
-
-	if (!ring_has_room(&e->ledger->sq, entries, e->sq_tail, 1))
-		return -EAGAIN;
-	if (bytes) {
-		err = arena_copy(e, sqe, array, bytes);
-		if (err)
-			return err;
-	}
-	e->sq[e->sq_tail & (entries - 1)] = *sqe;
+	e->sq[e->sq_tail & (e->ledger->sq_entries - 1)] = *sqe;
 	e->sq_tail++;
 	e->arena_tail += sqe->arena_len;
 	/*
@@ -78,20 +77,44 @@ static int push(struct kvmm_era *e, struct ring_sqe *sqe, const void *array,
 	 * half of the pair with kvmm_hdr.sleeping.
 	 */
 	atomic_store(&e->ledger->sq.tail, e->sq_tail);
-	return 0;
 }
 
 int kvmm_sq_post(struct kvmm_era *e, struct ring_sqe *sqe, const void *array,
 		 uint32_t bytes)
 {
-	int err;
+	void *at;
 
 	if (kvmm_era_lost(e))
 		return -ENOTCONN;
 	kvmm_lock(&e->sq_lock);
-	err = push(e, sqe, array, bytes);
+	at = sq_begin(e, sqe, bytes);
+	if (at) {
+		if (bytes)
+			memcpy(at, array, bytes);
+		sq_commit(e, sqe);
+	}
 	kvmm_unlock(&e->sq_lock);
-	return err;
+	return at ? 0 : -EAGAIN;
+}
+
+int kvmm_sq_push_fill(struct kvmm_era *e, struct ring_sqe *sqe, uint32_t bytes,
+		      void (*fill)(void *to, void *arg), void *arg)
+{
+	void *at;
+
+	if (kvmm_era_lost(e))
+		return -ENOTCONN;
+	kvmm_lock(&e->sq_lock);
+	at = sq_begin(e, sqe, bytes);
+	if (at) {
+		fill(at, arg);
+		sq_commit(e, sqe);
+	}
+	kvmm_unlock(&e->sq_lock);
+	if (!at)
+		return -EAGAIN;
+	kvmm_sq_bell(e);
+	return 0;
 }
 
 void kvmm_sq_bell(struct kvmm_era *e)

@@ -44,6 +44,7 @@ int kvmm_stats(struct kvmm *k, struct kvmm_stats *st)
 		.doorbells	= GET(k, doorbells),
 		.touches_lost	= GET(k, touches_lost),
 		.reconnects	= GET(k, reconnects),
+		.keys_lost	= GET(k, keys_lost),
 	};
 
 	if (!kvmm_enter(k))

@@ -53,7 +53,7 @@ kvmm_keys 16 k=0 n=8 group=12
 kvmm_hit 12 frame=0 eta_us=4 state=8 node=9 group=10
 kvmm_match 28 size=0 n_pages=4 n_resident=8 n_load=12 load_us=16 recompute_us=20 sync_wanted=24
 kvmm_pub 96 key=0 parent=32 frame=64 pos=68 cost_us=72 crc=76 group=80 flags=82 after=88
-kvmm_stats 152 size=0 connected=4 matches=8 pages_asked=16 pages_hit=24 pages_pending=32 pages_lower=40 pages_missed=48 pin_races=56 allocs=64 alloc_refused=72 published=80 publish_exists=88 publish_refused=96 fetched=104 fetch_missed=112 late=120 doorbells=128 touches_lost=136 reconnects=144
+kvmm_stats 160 size=0 connected=4 matches=8 pages_asked=16 pages_hit=24 pages_pending=32 pages_lower=40 pages_missed=48 pin_races=56 allocs=64 alloc_refused=72 published=80 publish_exists=88 publish_refused=96 fetched=104 fetch_missed=112 late=120 doorbells=128 touches_lost=136 reconnects=144 keys_lost=152
 '
 
 constants='

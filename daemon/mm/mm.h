@@ -301,6 +301,16 @@ int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n,
 /** mm_touch() - a request ended; walks the parents from the tail */
 void mm_touch(struct mm_win *w, const struct ring_sqe *sqe);
 
+/**
+ * mm_asked() - the keys that a request asked for, found or not
+ * @sqe:	RING_END with @sqe->nr_keys of @key
+ *
+ * Counted; in observe mode also how many of them a cache would have had.
+ * Return: 0, or -EINVAL: a group is not in the space, nothing was counted.
+ */
+int mm_asked(struct mm_space *sp, const struct ring_sqe *sqe,
+	     const struct ring_key *key);
+
 /** mm_report() - a consumer's verdict: dropped everywhere, counted */
 void mm_report(struct mm_client *c, struct mm_space *sp,
 	       const struct ring_key *key, uint32_t verdict);
@@ -414,7 +424,10 @@ struct mm_space_info {
 	const char	*tenant;
 	uint64_t	pages, index_lines, index_used, metadata_bytes;
 	uint64_t	bytes[KVMM_MAX_NODES];	/* READY copies per node */
-	uint64_t	ghost_pages, ghost_hits; /* observe mode */
+	uint64_t	asked;		/* keys that ended requests named */
+	uint64_t	ghost_asked;	/* of these in observe mode */
+	uint64_t	ghost_hits;	/* of these known when asked for */
+	uint64_t	ghost_pages;	/* keys published in observe mode */
 };
 void mm_for_each_space(struct mm *mm,
 		       void (*fn)(const struct mm_space_info *si, void *arg),

@@ -381,6 +381,17 @@ struct page_chain {
 	uint64_t	may_have;
 };
 
+/**
+ * struct ghost - a key that was published in observe mode
+ * @tag:	of its hash, 0: free
+ * @ms:		when it was the first time, CLOCK_MONOTONIC modulo 2^32
+ */
+struct ghost {
+	uint32_t	tag;
+	uint32_t	ms;
+};
+#define GHOST_ENTRIES	(1u << 17)
+
 struct mm_space {
 	struct mm	*mm;
 	uint32_t	ix;
@@ -402,8 +413,8 @@ struct mm_space {
 	struct pub_entry **pending;	/* publish.c: by key hash */
 	uint64_t	nr_pending;
 	bool		ending;		/* being taken apart */
-	uint64_t	*ghost;		/* observe: key hashes, bounded */
-	uint64_t	ghost_pages, ghost_hits;
+	struct ghost	*ghost;		/* observe: keys by hash, bounded */
+	uint64_t	asked, ghost_asked, ghost_hits, ghost_pages;
 	struct list	link;
 };
 
@@ -605,6 +616,9 @@ void pool_publish_avail(struct mm_pool *p);
 void space_free(struct mm_space *sp);
 uint64_t spaces_run(struct mm *mm, uint64_t now_ns);
 void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4]);
+/* Was it published before @asked_ms? */
+bool ghost_known(const struct mm_space *sp, uint16_t group,
+		 const uint64_t key[4], uint32_t asked_ms);
 /* A want of @w that was not met is tried again; wakes its client. */
 void win_feed(struct mm_win *w);
 /* Word @i of the bitmap of extents that all members' windows have mapped. */

@@ -18,7 +18,6 @@
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 
-#define GHOST_ENTRIES	(1u << 17)
 #define INDEX_FIRST_MAX	(UINT64_C(1) << 22)	/* lines, 256 MiB, sparse */
 #define END_RETRY_NS	NSEC_PER_MSEC
 
@@ -391,23 +390,40 @@ void mm_detach(struct mm_client *c, struct mm_space *sp)
 
 /* -- observing ----------------------------------------------------------------------- */
 
+/*
+ * A key has one place, by its hash, and the last that came has it: what was not
+ * seen for long gives way, and a cache would have dropped it, too.
+ */
+static uint32_t ghost_tag(const struct mm_space *sp, uint16_t group,
+			  const uint64_t key[4], uint32_t *at)
+{
+	uint64_t h = key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group);
+
+	*at = h >> 32 & (GHOST_ENTRIES - 1);
+	return (uint32_t)h | 1;
+}
+
 void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4])
 {
-	uint64_t h = key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group) | 1;
-	uint64_t *g;
+	uint32_t at, tag = ghost_tag(sp, group, key, &at);
 
 	if (!sp->ghost)
 		sp->ghost = calloc(GHOST_ENTRIES, sizeof(*sp->ghost));
-	if (!sp->ghost)
+	if (!sp->ghost || sp->ghost[at].tag == tag)
 		return;
-	g = &sp->ghost[h >> 32 & (GHOST_ENTRIES - 1)];
-	if (*g == h) {
-		sp->ghost_hits++;
-		return;
-	}
-	if (!*g)
+	if (!sp->ghost[at].tag)
 		sp->ghost_pages++;
-	*g = h;
+	sp->ghost[at].tag = tag;
+	sp->ghost[at].ms = now_ns() / NSEC_PER_MSEC;
+}
+
+bool ghost_known(const struct mm_space *sp, uint16_t group,
+		 const uint64_t key[4], uint32_t asked_ms)
+{
+	uint32_t at, tag = ghost_tag(sp, group, key, &at);
+
+	return sp->ghost && sp->ghost[at].tag == tag &&
+	       (int32_t)(asked_ms - sp->ghost[at].ms) > 0;
 }
 
 /* -- ending ----------------------------------------------------------------------------- */

@@ -82,6 +82,39 @@ void mm_touch(struct mm_win *w, const struct ring_sqe *sqe)
 		copy_touch(pg, w->pool, &t);
 }
 
+/*
+ * Would the page have been found when it was asked for? Others of the batch may
+ * have been published by the very request that ends: only what was there before
+ * counts. Pages of a time before the space was observed are there still.
+ */
+static bool would_hit(struct mm_space *sp, const struct ring_key *key,
+		      uint32_t asked_ms)
+{
+	uint64_t k[4];
+
+	memcpy(k, key->key, sizeof(k));
+	return ghost_known(sp, key->group, k, asked_ms) ||
+	       page_find(sp, key->group, k);
+}
+
+/* Whoever wants to know what is asked for, found or not, gets it here. */
+int mm_asked(struct mm_space *sp, const struct ring_sqe *sqe,
+	     const struct ring_key *key)
+{
+	uint32_t i, n = sqe->nr_keys;
+
+	for (i = 0; i < n; i++)
+		if (key[i].group >= sp->desc.ngroups)
+			return -EINVAL;
+	sp->asked += n;
+	if (mm_space_mode(sp) != KVMM_MODE_OBSERVE)
+		return 0;
+	sp->ghost_asked += n;
+	for (i = 0; i < n; i++)
+		sp->ghost_hits += would_hit(sp, &key[i], sqe->asked_ms);
+	return 0;
+}
+
 void mm_report(struct mm_client *c, struct mm_space *sp,
 	       const struct ring_key *key, uint32_t verdict)
 {

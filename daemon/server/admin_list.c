@@ -69,7 +69,7 @@ static void list_space(const struct mm_space_info *si, void *arg)
 
 	if (!admin_space_is(si, l->what))
 		return;
-	o = json_pack("{s:i, s:o, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I}",
+	o = json_pack("{s:i, s:o, s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 		      "space", (int)si->ix,
 		      "id", json_bytes_hex(si->id, sizeof(si->id)),
 		      "tenant", si->tenant,
@@ -79,8 +79,10 @@ static void list_space(const struct mm_space_info *si, void *arg)
 		      "index_lines", (json_int_t)si->index_lines,
 		      "index_used", (json_int_t)si->index_used,
 		      "metadata", (json_int_t)si->metadata_bytes,
-		      "ghost_pages", (json_int_t)si->ghost_pages,
-		      "ghost_hits", (json_int_t)si->ghost_hits);
+		      "asked", (json_int_t)si->asked,
+		      "ghost_asked", (json_int_t)si->ghost_asked,
+		      "ghost_hits", (json_int_t)si->ghost_hits,
+		      "ghost_pages", (json_int_t)si->ghost_pages);
 	json_object_update_new(o, json_pack(
 		      "{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:o, s:o, s:o}",
 		      "model", d->model, "revision", d->revision,

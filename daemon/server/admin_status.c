@@ -285,6 +285,17 @@ static void add_note(json_t *notes, const char *fmt, ...)
 	json_array_append_new(notes, json_string(buf));
 }
 
+/* What an observed space would have had of a cache. */
+static void note_observed(const struct mm_space_info *si, void *arg)
+{
+	if (si->mode == KVMM_MODE_OBSERVE && si->ghost_asked)
+		add_note(arg, "space %u (%.64s) is observed: %" PRIu64 " of %"
+			 PRIu64 " pages asked for would have hit (%.1f %%)",
+			 si->ix, si->desc->model, si->ghost_hits,
+			 si->ghost_asked,
+			 100.0 * si->ghost_hits / si->ghost_asked);
+}
+
 /* What is out of the ordinary, in sentences. */
 static json_t *notes_json(struct server *s, const struct totals *t)
 {
@@ -310,6 +321,7 @@ static json_t *notes_json(struct server *s, const struct totals *t)
 	if (t->backlog)
 		add_note(notes, "%" PRIu64 " completions wait for clients that "
 			 "do not read theirs", t->backlog);
+	mm_for_each_space(s->mm, note_observed, notes);
 	if (log_lost())
 		add_note(notes, "%" PRIu64 " log lines were lost: stderr did "
 			 "not take them", log_lost());

@@ -356,6 +356,10 @@ static void do_detach(struct session *ss, struct sock_msg *m)
 	int at = space_find(ss, r->win);
 	struct errmsg e = { "" };
 
+	/* ends of its requests are on their way */
+	ring_drain(ss);
+	if (ss->doom)
+		return;
 	if (at < 0) {
 		reply_error(ss, r->h.seq, -EINVAL, &no_space);
 		return;
@@ -484,6 +488,10 @@ static void do_win_close(struct session *ss, struct sock_msg *m)
 	const struct wire_win *r = (const void *)m->buf;
 	struct mm_win *w = win_find(ss, r);
 
+	/* what its requests used is touched yet */
+	ring_drain(ss);
+	if (ss->doom)
+		return;
 	if (!w) {
 		reply_error(ss, r->h.seq, -EINVAL, &no_window);
 		return;

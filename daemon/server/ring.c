@@ -373,12 +373,20 @@ bool ring_blocked(const struct session *ss)
 static const struct {
 	uint32_t	bytes;
 	uint32_t	max;
+	bool		may_lack;
 } op_array[RING_NR_OPS] = {
 	[RING_PUBLISH]	= { sizeof(struct ring_pub), KVMM_MAX_BATCH },
 	[RING_FETCH]	= { sizeof(struct ring_key), KVMM_MAX_BATCH },
 	[RING_FREE]	= { sizeof(uint32_t), KVMM_MAX_BATCH },
 	[RING_REPORT]	= { sizeof(struct ring_key), 1 },
+	[RING_END]	= { sizeof(struct ring_key), KVMM_MAX_BATCH, true },
 };
+
+/* Elements of an entry's array. */
+static uint32_t entry_elems(const struct ring_sqe *e)
+{
+	return e->op == RING_END ? e->nr_keys : e->n;
+}
 
 /*
  * Copy the entry's array out of the arena, and take the arena's part as
@@ -390,14 +398,14 @@ static bool array_copy(struct session *ss, const struct ring_sqe *e)
 	struct ring *r = &ss->ring;
 	uint32_t skip = e->arena_pos - (uint32_t)r->arena_head;
 	uint32_t off = e->arena_pos % LEDGER_ARENA_BYTES;
-	uint32_t bytes;
+	uint32_t n = entry_elems(e), bytes;
 
 	if (e->arena_len > LEDGER_ARENA_BYTES)
 		return false;
-	if (op_array[e->op].bytes) {
-		if (!e->n || e->n > op_array[e->op].max)
+	if (op_array[e->op].bytes && (n || !op_array[e->op].may_lack)) {
+		if (!n || n > op_array[e->op].max)
 			return false;
-		bytes = e->n * op_array[e->op].bytes;
+		bytes = n * op_array[e->op].bytes;
 		if (skip > e->arena_len || e->arena_len - skip < bytes ||
 		    LEDGER_ARENA_BYTES - off < bytes)
 			return false;
@@ -485,11 +493,27 @@ static void do_report(struct session *ss, const struct ring_sqe *e)
 			  (uint32_t)e->arg);
 }
 
+/* A detach is no lie, so a space that is gone gets no answer. */
+static void do_end(struct session *ss, const struct ring_sqe *e)
+{
+	struct mm_space *sp = e->nr_keys ?
+			      mm_space_get(ss->server->mm, e->space) : NULL;
+	struct mm_win *w = entry_win(ss, e);
+
+	if (sp && mm_space_attached(sp, ss->mc) &&
+	    mm_asked(sp, e, (const void *)ss->server->scratch)) {
+		session_doom(ss, REJECT_SQE_KEY,
+			     "asked for keys of a group that space %u does not have",
+			     e->space);
+		return;
+	}
+	if (w)
+		mm_touch(w, e);
+}
+
 /* One entry, which is the daemon's own copy. */
 static void ring_take(struct session *ss, const struct ring_sqe *e)
 {
-	struct mm_win *w;
-
 	if (e->op >= RING_NR_OPS) {
 		session_doom(ss, REJECT_SQE_OP, "operation %u does not exist",
 			     e->op);
@@ -498,7 +522,7 @@ static void ring_take(struct session *ss, const struct ring_sqe *e)
 	if (!array_copy(ss, e)) {
 		session_doom(ss, REJECT_SQE_ARRAY,
 			     "operation %u: %u elements at %u + %u do not lie in the arena",
-			     e->op, e->n, e->arena_pos, e->arena_len);
+			     e->op, entry_elems(e), e->arena_pos, e->arena_len);
 		return;
 	}
 	if (e->op != RING_NOP)
@@ -518,9 +542,7 @@ static void ring_take(struct session *ss, const struct ring_sqe *e)
 		do_free(ss, e);
 		break;
 	case RING_END:
-		w = entry_win(ss, e);
-		if (w)
-			mm_touch(w, e);
+		do_end(ss, e);
 		break;
 	case RING_CANCEL:
 		mm_cancel(ss->mc, e->arg);
@@ -564,7 +586,7 @@ unsigned int ring_poll(struct session *ss)
 			break;
 		entry_copy(&e, &r->sq[r->sq_head++ & (LEDGER_SQ_ENTRIES - 1)]);
 		if (e.op < RING_NR_OPS && op_array[e.op].bytes)
-			pages += e.n;
+			pages += entry_elems(&e);
 		ring_take(ss, &e);
 	}
 	r->submissions += done;
@@ -577,6 +599,15 @@ unsigned int ring_poll(struct session *ss)
 	if (ss->watch_ix >= 0)
 		ss->server->watch[ss->watch_ix].head = r->sq_head;
 	return done;
+}
+
+void ring_drain(struct session *ss)
+{
+	unsigned int rounds = LEDGER_SQ_ENTRIES / ROUND_ENTRIES;
+
+	/* a client that goes on posting meanwhile has no claim to be waited for */
+	while (rounds-- && ring_poll(ss) && !ss->doom)
+		;
 }
 
 void ring_completed(struct session *ss, const struct ring_cqe *cqe)

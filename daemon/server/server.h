@@ -63,6 +63,7 @@ enum reject {
 	REJECT_SQE_OP,		/* no such operation */
 	REJECT_SQE_ARRAY,	/* count or arena out of bounds */
 	REJECT_SQE_FRAME,	/* freed what it does not own */
+	REJECT_SQE_KEY,		/* asked in a group that is not there */
 	REJECT_NOTIFY,		/* made its wake-up block */
 	REJECT_LIMIT,		/* over one of mm's limits */
 	REJECT_NOMEM,		/* the daemon ran out of memory or descriptors */
@@ -181,6 +182,12 @@ int ring_init(struct session *ss);
 void ring_fini(struct session *ss);
 /** ring_poll() - take up to a round's entries; returns how many */
 unsigned int ring_poll(struct session *ss);
+/**
+ * ring_drain() - take what was submitted before a message on the socket
+ *
+ * For what takes a number out of use: entries name windows and spaces by it.
+ */
+void ring_drain(struct session *ss);
 /** ring_reap() - look at the completion head: hand-overs, backlog */
 void ring_reap(struct session *ss, uint64_t now_ns);
 /** ring_complete() - answer; queues what does not fit */

@@ -51,6 +51,7 @@ static const struct {
 	[REJECT_CQ_HEAD]	= { "cq_head", "wrote an impossible completion head" },
 	[REJECT_SQE_OP]		= { "sqe_op", "submitted an unknown operation" },
 	[REJECT_SQE_ARRAY]	= { "sqe_array", "submitted an array out of bounds" },
+	[REJECT_SQE_KEY]	= { "sqe_key", "asked in a group that is not there" },
 	[REJECT_SQE_FRAME]	= { "sqe_frame", "freed a frame that is not its own" },
 	[REJECT_NOTIFY]		= { "notify", "made its wake-up block" },
 	[REJECT_LIMIT]		= { "limit", "is over a limit" },

@@ -51,6 +51,23 @@ static void line(const char *name, const char *value)
 		printf("  %-14s %s\n", name, value);
 }
 
+/* What observe mode has counted since the space was made. */
+static void print_observed(const json_t *s)
+{
+	int64_t asked = ctl_int(s, "ghost_asked");
+	int64_t hits = ctl_int(s, "ghost_hits");
+
+	if (asked)
+		printf("  %-14s %" PRId64 " pages asked for, %" PRId64
+		       " would have hit (%.1f %%), %" PRId64 " missed\n",
+		       "observed", asked, hits, 100.0 * hits / asked,
+		       asked - hits);
+	if (ctl_int(s, "ghost_pages"))
+		printf("  %-14s %" PRId64 " pages, of which only the keys are"
+		       " kept\n", asked ? "" : "observed",
+		       ctl_int(s, "ghost_pages"));
+}
+
 static void print_space(const json_t *s)
 {
 	static const char *const words[] = {
@@ -75,10 +92,7 @@ static void print_space(const json_t *s)
 	printf("  %-14s %" PRId64 " of %" PRId64 " lines\n", "index",
 	       ctl_int(s, "index_used"), ctl_int(s, "index_lines"));
 	line("metadata", text_bytes(ctl_int(s, "metadata"), buf, sizeof(buf)));
-	if (ctl_int(s, "ghost_pages"))
-		printf("  %-14s %" PRId64 " pages seen, %" PRId64
-		       " would have hit\n", "observed",
-		       ctl_int(s, "ghost_pages"), ctl_int(s, "ghost_hits"));
+	print_observed(s);
 	json_array_foreach((json_t *)ctl_at(s, "classes"), i, v)
 		printf("  class %zu        %s: %s a page, %" PRId64
 		       " segments\n", i, ctl_str(v, "name"),

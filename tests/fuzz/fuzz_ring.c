@@ -79,6 +79,7 @@ static void good_entry(struct raw_client *c, struct bytes *b)
 		[RING_PUBLISH] = sizeof(struct ring_pub),
 		[RING_FETCH] = sizeof(struct ring_key),
 		[RING_FREE] = 4, [RING_REPORT] = sizeof(struct ring_key),
+		[RING_END] = sizeof(struct ring_key),
 	};
 	struct ring_sqe e = {
 		.op = take_byte(b) % RING_NR_OPS,
@@ -89,10 +90,12 @@ static void good_entry(struct raw_client *c, struct bytes *b)
 
 	if (e.op == RING_REPORT)
 		e.n = 1;
+	if (e.op == RING_END)
+		e.nr_keys = e.n - 1;
 	e.after = take_byte(b) % 4;
 	e.arg = e.op == RING_CANCEL ? take_byte(b) % 8 : 0;
 	e.frame = take_byte(b);
-	bytes = e.n * elem[e.op];
+	bytes = (e.op == RING_END ? e.nr_keys : e.n) * elem[e.op];
 	take(b, array, bytes);
 	rc_submit(c, &e, bytes ? array : NULL, bytes);
 }

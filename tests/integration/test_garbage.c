@@ -304,6 +304,29 @@ static long senseless_pages(void *shm, long seed, long b)
 	return 0;
 }
 
+/* Keys of @n pages, the last one of group @group. */
+static long asks_of_group(void *shm, long n, long group)
+{
+	static struct ring_key key[KVMM_MAX_BATCH + 1];
+	struct ring_sqe e = entry(RING_END);
+
+	e.nr_keys = (uint32_t)n;
+	e.asked_ms = 0;
+	key[n - 1].group = (uint16_t)group;
+	push_array(&e, key, (uint32_t)n * sizeof(key[0]));
+	return 0;
+}
+
+static long asks_of_no_group(void *shm, long a, long b)
+{
+	return asks_of_group(shm, 3, a);
+}
+
+static long asks_of_too_much(void *shm, long a, long b)
+{
+	return asks_of_group(shm, KVMM_MAX_BATCH + 1, 0);
+}
+
 static long senseless_entries(void *shm, long seed, long b)
 {
 	struct rng r;
@@ -317,6 +340,8 @@ static long senseless_entries(void *shm, long seed, long b)
 		rng_fill(&r, &e, sizeof(e));
 		e.op = ops[i % 2];
 		e.arena_len = 0;
+		if (e.op == RING_END)
+			e.nr_keys = 0;
 		if (i % 3)
 			e.win = view()->no;
 		if (i % 5)
@@ -564,6 +589,9 @@ static const struct attack ring_attacks[] = {
 	{ "array over the arena's end", array_over_the_end, "sqe_array", 0 },
 	{ "array before its place", array_before_its_place, "sqe_array", 0 },
 	{ "absurd arena_len", arena_len_absurd, "sqe_array", 0 },
+	{ "asks of no group", asks_of_no_group, "sqe_key", 1 },
+	{ "asks of group 65535", asks_of_no_group, "sqe_key", 65535 },
+	{ "asks of too much", asks_of_too_much, "sqe_array", 0 },
 	{ "absurd refill", refill_absurd, "sqe_array", 0 },
 	{ "refill of everything", refill_of_all, NULL, 0 },
 	{ "frees frame 0", free_of_others, "sqe_frame", 0 },

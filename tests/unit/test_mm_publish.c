@@ -3,6 +3,7 @@
 
 #include "tests/lib/mm_rig.h"
 #include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
 #include "kernels/kernels.h"
 
 #define PAGE	16384
@@ -213,7 +214,79 @@ static void observed_page_leaves_its_key_only(void **state)
 	assert_int_equal(state_of(f), FRAME_OPEN);
 	assert_null(mr_page(a, 1, 0));
 	assert_int_equal(a->space->ghost_pages, 1);
+	/* that its engine computed it again says nothing of who asked */
+	assert_int_equal(a->space->ghost_hits, 0);
+}
+
+static void asked(uint32_t asked_ms, uint32_t from, uint32_t n)
+{
+	struct ring_sqe sqe = {
+		.op = RING_END, .nr_keys = n, .asked_ms = asked_ms,
+	};
+	struct ring_key key[8] = { { .group = 0 } };
+	uint32_t i;
+
+	for (i = 0; i < n; i++)
+		mr_key(key[i].key, 1, from + i);
+	assert_int_equal(mm_asked(a->space, &sqe, key), 0);
+}
+
+static uint32_t ms_now(void)
+{
+	return now_ns() / NSEC_PER_MSEC;
+}
+
+static void what_was_observed_before_it_is_asked_for_would_hit(void **state)
+{
+	uint32_t f, before = ms_now();
+	struct ring_pub p;
+
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
+	mm_space_set_mode(a->space, KVMM_MODE_OBSERVE);
+	mr_publish(a, &p, 1, 5);
+	mr_take(&rig, 5);
+	/* by the request that computed it, or one that ran beside it */
+	asked(before, 0, 3);
+	assert_int_equal(a->space->ghost_asked, 3);
+	assert_int_equal(a->space->ghost_hits, 0);
+	/* computing it once more does not make it younger */
+	mr_publish(a, &p, 1, 6);
+	mr_take(&rig, 6);
+	asked(ms_now() + 1, 0, 3);
+	assert_int_equal(a->space->ghost_asked, 6);
 	assert_int_equal(a->space->ghost_hits, 1);
+	asked(ms_now() + 1, 1, 2);
+	assert_int_equal(a->space->ghost_hits, 1);
+}
+
+static void pages_of_before_would_hit_while_observed(void **state)
+{
+	mr_put(a, 1, 0, 2);
+	mm_space_set_mode(a->space, KVMM_MODE_OBSERVE);
+	asked(ms_now(), 0, 4);
+	assert_int_equal(a->space->ghost_asked, 4);
+	assert_int_equal(a->space->ghost_hits, 2);
+}
+
+static void a_trace_names_keys_without_observing(void **state)
+{
+	mr_put(a, 1, 0, 2);
+	asked(ms_now(), 0, 4);
+	assert_int_equal(a->space->asked, 4);
+	assert_int_equal(a->space->ghost_asked, 0);
+	assert_int_equal(a->space->ghost_hits, 0);
+}
+
+static void a_key_of_no_group_counts_nothing(void **state)
+{
+	struct ring_sqe sqe = { .op = RING_END, .nr_keys = 2 };
+	struct ring_key key[2] = { { .group = 0 }, { .group = 1 } };
+
+	mm_space_set_mode(a->space, KVMM_MODE_OBSERVE);
+	assert_int_equal(mm_asked(a->space, &sqe, key), -EINVAL);
+	assert_int_equal(a->space->asked, 0);
+	assert_int_equal(a->space->ghost_asked, 0);
 }
 
 static void nothing_is_seen_before_its_step(void **state)
@@ -480,6 +553,10 @@ int main(void)
 		T(batch_of_no_pages_or_too_many_is_refused_whole),
 		T(modes_and_rights_are_kept),
 		T(observed_page_leaves_its_key_only),
+		T(what_was_observed_before_it_is_asked_for_would_hit),
+		T(pages_of_before_would_hit_while_observed),
+		T(a_trace_names_keys_without_observing),
+		T(a_key_of_no_group_counts_nothing),
 		T(nothing_is_seen_before_its_step),
 		T(broken_fence_shows_it_too_early),
 		T(frame_of_a_pending_publish_is_taken),

@@ -444,6 +444,12 @@ static void arrays_out_of_bounds_are_cut_off(void **state)
 		{ .op = RING_FREE, .n = 0xffffffff, .arena_len = 4 },
 		{ .op = RING_REPORT, .n = 2, .arena_len = 80 },
 		{ .op = RING_NOP, .arena_len = 0xffffffff },
+		{ .op = RING_END, .nr_keys = KVMM_MAX_BATCH + 1,
+		  .arena_len = LEDGER_ARENA_BYTES },
+		{ .op = RING_END, .nr_keys = 2, .arena_len = 40 },
+		{ .op = RING_END, .nr_keys = 0x80000001, .arena_len = 40 },
+		{ .op = RING_END, .nr_keys = 1, .arena_pos = 40,
+		  .arena_len = 40 },
 		{ .op = RING_REFILL, .n = 0 },
 		{ .op = RING_REFILL, .n = 0xffffffff },
 	};
@@ -470,6 +476,68 @@ static void a_foreign_frame_cannot_be_freed(void **state)
 
 	rc_submit(&cl, &e, &frame, sizeof(frame));
 	rc_expect_cut(&cl, REJECT_SQE_FRAME);
+}
+
+static struct mm_space *space(void)
+{
+	return mm_space_get(rig.s->mm, cl.space);
+}
+
+static void asked_of(const struct mm_space_info *si, void *arg)
+{
+	*(uint64_t *)arg += si->asked;
+}
+
+static uint64_t asked(void)
+{
+	uint64_t n = 0;
+
+	mm_for_each_space(rig.s->mm, asked_of, &n);
+	return n;
+}
+
+static void submit_end(struct ring_key *key, uint32_t n)
+{
+	struct ring_sqe e = {
+		.op = RING_END, .space = (uint16_t)cl.space, .nr_keys = n,
+	};
+
+	rc_submit(&cl, &e, key, n * sizeof(*key));
+}
+
+static void an_end_names_what_was_asked_for(void **state)
+{
+	static struct ring_key key[KVMM_MAX_BATCH];
+
+	assert_non_null(space());
+	submit_end(key, 3);
+	submit_end(NULL, 0);
+	submit_end(key, KVMM_MAX_BATCH);
+	srig_pump(&rig);
+	assert_int_equal(asked(), 3 + KVMM_MAX_BATCH);
+	assert_int_equal(atomic_load(&cl.l->arena_head), cl.arena_tail);
+	assert_int_equal(srig_sessions(&rig), 1);
+}
+
+static void a_key_of_no_group_is_cut_off(void **state)
+{
+	struct ring_key key[2] = { { .group = 0 }, { .group = 1 } };
+
+	submit_end(key, 2);
+	rc_expect_cut(&cl, REJECT_SQE_KEY);
+	assert_int_equal(asked(), 0);
+}
+
+/* Another space is nobody's lie: it may have been detached meanwhile. */
+static void keys_of_a_foreign_space_are_ignored(void **state)
+{
+	struct ring_key key = { .group = 9 };
+	struct ring_sqe e = { .op = RING_END, .space = 77, .nr_keys = 1 };
+
+	rc_submit(&cl, &e, &key, sizeof(key));
+	srig_pump(&rig);
+	assert_int_equal(asked(), 0);
+	assert_int_equal(srig_sessions(&rig), 1);
 }
 
 /* A window that was just closed, another space: mistakes, not garbage. */
@@ -581,6 +649,9 @@ int main(void)
 		WIN_TEST(a_head_beyond_the_tail_is_cut_off),
 		TEST(arrays_out_of_bounds_are_cut_off),
 		WIN_TEST(a_foreign_frame_cannot_be_freed),
+		WIN_TEST(an_end_names_what_was_asked_for),
+		WIN_TEST(a_key_of_no_group_is_cut_off),
+		WIN_TEST(keys_of_a_foreign_space_are_ignored),
 		TEST(operations_on_no_window_are_errors),
 		WIN_TEST(a_read_only_client_cannot_publish),
 		TEST(garbage_hurts_nobody),

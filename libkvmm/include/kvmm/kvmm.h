@@ -642,6 +642,8 @@ KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
  * @after:	last launched step that uses its frames; 0 = none
  *
  * Drops its pins after that step, frees what was not published. @rq is gone.
+ * In mode observe, and while the space is traced, the daemon is told which keys
+ * it asked for last: those of its last match or peek, whichever had more.
  * Completions of what it has in flight still come, pin nothing, and leave
  * nothing behind. Never fails: what it returns is 0, or -ECHILD.
  */
@@ -798,6 +800,7 @@ struct kvmm_stats {
 	uint64_t	doorbells;	/* system calls made to wake the daemon */
 	uint64_t	touches_lost;	/* ring was full at a request's end */
 	uint64_t	reconnects;
+	uint64_t	keys_lost;	/* not told at a request's end: no room */
 };
 
 /** kvmm_stats() - [H] Return: 0 or -EINVAL. */
