@@ -10,6 +10,26 @@
 #include "tests/lib/leak.h"
 #include "tests/lib/proc.h"
 
+/* "/memfd:kvmm-frames (deleted)" and "socket:[123]" without what is unique. */
+static void count_kind(struct leak *l, const char *to)
+{
+	struct leak_kind *k = l->kind, new = { .n = 1 };
+	size_t len = strcspn(to, "[0123456789");
+
+	snprintf(new.name, sizeof(new.name), "%.*s", (int)len, to);
+	while (k < l->kind + LEAK_KINDS && k->name[0] &&
+	       strcmp(k->name, new.name) < 0)
+		k++;
+	if (k == l->kind + LEAK_KINDS)
+		return;
+	if (!strcmp(k->name, new.name)) {
+		k->n++;
+		return;
+	}
+	memmove(k + 1, k, (size_t)(l->kind + LEAK_KINDS - 1 - k) * sizeof(*k));
+	*k = new;
+}
+
 static int count_fds(pid_t pid, struct leak *l)
 {
 	char path[64], to[256];
@@ -31,6 +51,7 @@ static int count_fds(pid_t pid, struct leak *l)
 			continue;
 		to[n] = '\0';
 		l->memfds += !strncmp(to, "/memfd:", 7);
+		count_kind(l, to);
 	}
 	/* our own look is one of them */
 	if (pid == getpid())
@@ -112,6 +133,26 @@ int leak_look(pid_t pid, struct leak *l)
 	return err;
 }
 
+static long kind_of(const struct leak *l, const char *name)
+{
+	unsigned int i;
+
+	for (i = 0; i < LEAK_KINDS; i++)
+		if (!strcmp(l->kind[i].name, name))
+			return l->kind[i].n;
+	return 0;
+}
+
+static void say_kind(const struct leak_kind *k, const struct leak *then,
+		     const struct leak *now, char *why, size_t len, size_t *at)
+{
+	long was = kind_of(then, k->name), is = kind_of(now, k->name);
+
+	if (k->name[0] && was != is && *at < len)
+		*at += (size_t)snprintf(why + *at, len - *at,
+					" %s %ld, were %ld;", k->name, is, was);
+}
+
 bool leak_same(const struct leak *then, const struct leak *now, char *why,
 	       size_t len)
 {
@@ -136,6 +177,11 @@ bool leak_same(const struct leak *then, const struct leak *now, char *why,
 					       " %s %ld, were %ld;",
 					       what[i].name, what[i].now,
 					       what[i].then);
+	for (i = 0; at && i < LEAK_KINDS; i++) {
+		say_kind(&then->kind[i], then, now, why, len, &at);
+		if (!kind_of(then, now->kind[i].name))
+			say_kind(&now->kind[i], then, now, why, len, &at);
+	}
 	return !why[0];
 }
 

@@ -13,10 +13,23 @@
 #include <stddef.h>
 #include <sys/types.h>
 
+#define LEAK_KINDS	16
+#define LEAK_NAME	32
+
+/**
+ * struct leak_kind - open descriptors that are called the same
+ * @name:	what /proc says, without numbers; "" ends the list
+ */
+struct leak_kind {
+	char	name[LEAK_NAME];
+	long	n;
+};
+
 /**
  * struct leak - one look
  * @fds:	open descriptors
  * @memfds:	of them, memfds
+ * @kind:	all of them, by kind, sorted; what does not fit is left out
  * @maps:	lines of /proc/PID/maps that are no heap, stack or library
  * @shm_maps:	of them, mappings of memfds
  * @threads:	of the process
@@ -26,6 +39,7 @@
 struct leak {
 	long	fds;
 	long	memfds;
+	struct leak_kind kind[LEAK_KINDS];
 	long	maps;
 	long	shm_maps;
 	long	threads;
