@@ -84,8 +84,7 @@ static int write_frame(struct kvmm_req *rq, unsigned int cls,
 		       kvmm_node_t node, kvmm_frame_t frame,
 		       const struct iovec *iov, int n)
 {
-	struct kvmm_view *v = rq->att ? kvmm_att_view(rq->att, cls, node) :
-					NULL;
+	struct kvmm_view *v = kvmm_req_view(rq, cls, node);
 	struct kvmm_own *o = v ? kvmm_req_own(rq, v) : NULL;
 	size_t bytes;
 	uint8_t *to;

@@ -164,7 +164,7 @@ static int ask_all(struct kvmm_req *rq, struct kvmm_job *op, unsigned int first,
 
 			if (g->cls != cls)
 				continue;
-			v = kvmm_att_view(rq->att, cls, node);
+			v = kvmm_req_view(rq, cls, node);
 			if (!v)
 				return kvmm_fail(-EINVAL,
 					"no window is open on class %s at node %u",

@@ -59,7 +59,8 @@ static void refill(struct kvmm_view *v, uint32_t n) __must_hold(&v->mag_lock)
 
 	uint32_t at;
 
-	if (refill_outstanding(v) && n <= v->posted_n)
+	if (kvmm_view_closed(v) ||
+	    (refill_outstanding(v) && n <= v->posted_n))
 		return;
 	at = atomic_load_explicit(&v->wl->refills, memory_order_relaxed);
 	if (kvmm_sq_push(v->att->era, &sqe, NULL, 0))
@@ -162,6 +163,10 @@ void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 	uint32_t high;
 
 	kvmm_lock(&v->mag_lock);
+	if (kvmm_view_closed(v)) {	/* they went with the window */
+		kvmm_unlock(&v->mag_lock);
+		return;
+	}
 	/* every frame has one owner, so the stack cannot overflow */
 	memcpy(v->stack + v->nr_stack, frame, n * sizeof(*frame));
 	v->nr_stack += n;
@@ -183,7 +188,7 @@ static int alloc_view(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 
 	if (!kvmm_req_bind(rq))
 		return -EAGAIN;		/* no daemon since it was opened */
-	v = kvmm_att_view(rq->att, cls, node);
+	v = kvmm_req_view(rq, cls, node);
 	if (!v && cls < KVMM_MAX_CLASSES && node < KVMM_MAX_NODES &&
 	    atomic_load_explicit(&rq->sp->open[cls][node],
 				 memory_order_relaxed))
@@ -265,7 +270,7 @@ int kvmm_free(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 	if (!kvmm_enter(k))
 		return kvmm_fail_forked();
 	kvmm_lock(&rq->lock);
-	v = rq->att ? kvmm_att_view(rq->att, cls, node) : NULL;
+	v = kvmm_req_view(rq, cls, node);
 	if (v)
 		o = kvmm_req_own(rq, v);
 	for (i = 0; o && i < n; i++)

@@ -7,7 +7,8 @@
  *			a new era; the old one stays while something uses it
  *   att		a space in one era: its index and its views
  *   view		a window's shared memory in one era: frame table, pins,
- *			magazine. Lives as long as its att
+ *			magazine. Lives as long as its window is open or a
+ *			request that used it is there, at most as long as its att
  *   space, win		the user's handles; they outlive eras
  *   req		bound to one att; its pins and frames lie in its views
  *   op			a publish or fetch in flight; keeps its request alive

@@ -139,7 +139,7 @@ static int mset_fill(struct kvmm_req *rq, struct kvmm_mset *m,
 		g->window = dg->window_pages;
 		g->lead_any = 0;
 		g->lead_here = 0;
-		g->view = rq->att ? kvmm_att_view(rq->att, g->cls, node) : NULL;
+		g->view = kvmm_req_view(rq, g->cls, node);
 		if (!g->view && pin)
 			m->blind = true;
 		if (!g->view && pin && rq->att && (node >= KVMM_MAX_NODES ||

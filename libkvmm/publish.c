@@ -139,7 +139,7 @@ static int publish_view(struct kvmm_req *rq, const struct kvmm_pub *pub,
 			"the request is of a daemon that is gone");
 	if (kvmm_era_lost(rq->att->era))
 		return kvmm_fail(-ENOTCONN, "no daemon");
-	v = kvmm_att_view(rq->att, cls, node);
+	v = kvmm_req_view(rq, cls, node);
 	if (!v)
 		return kvmm_fail(-EINVAL,
 				 "no window is open on class %s at node %u",

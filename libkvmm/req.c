@@ -14,6 +14,26 @@
 #define REQ_KEEP_FREE	256		/* recycled objects a connection keeps */
 #define REQ_KEEP_KEYS	(1u << 16)	/* and how long their arrays may be */
 
+/* -- what it looks into --------------------------------------------------------- */
+
+struct kvmm_view *kvmm_req_view(struct kvmm_req *rq, unsigned int cls,
+				unsigned int node)
+{
+	struct kvmm_view *v = rq->att ? kvmm_att_view(rq->att, cls, node) : NULL;
+	unsigned int i;
+
+	if (!v)
+		return NULL;
+	for (i = 0; i < rq->nr_held; i++)
+		if (rq->held[i] == v)
+			return v;
+	/* it may be closed by another thread at this moment */
+	if (rq->nr_held == ARRAY_SIZE(rq->held) || !kvmm_view_hold(v))
+		return NULL;
+	rq->held[rq->nr_held++] = v;
+	return v;
+}
+
 /* -- what it owns in a view ---------------------------------------------------- */
 
 struct kvmm_own *kvmm_req_own(struct kvmm_req *rq, struct kvmm_view *v)
@@ -235,6 +255,8 @@ static void req_recycle(struct kvmm_req *rq)
 	struct kvmm *k = rq->k;
 	bool keep;
 
+	while (rq->nr_held)
+		kvmm_view_drop(rq->held[--rq->nr_held]);
 	if (rq->att) {
 		slot_give(rq, rq->att->era);
 		kvmm_att_put(rq->att);
@@ -464,7 +486,7 @@ static void post_end(struct kvmm_req *rq)
 	for (i = 0; i < KVMM_MAX_GROUPS; i++) {
 		const struct kvmm_tail *t = &rq->tail[i];
 
-		if (!t->len)
+		if (!t->len || kvmm_view_closed(t->view))
 			continue;
 		sqe = plain;
 		sqe.group = i;
@@ -615,6 +637,7 @@ static void trimmed_step(struct kvmm_deferred *d)
 	if (d->step <= kvmm_era_step(t->att->era))
 		for (i = 0; i < t->n; i++)
 			kvmm_unpin(t->view, t->frame[i]);
+	kvmm_view_drop(t->view);
 	kvmm_att_put(t->att);
 	free(t);
 }
@@ -683,6 +706,7 @@ int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after)
 		t[i] = trim_group(rq, m, g, lo);
 		if (t[i]) {
 			t[i]->att = rq->att;
+			kvmm_view_hold(t[i]->view);	/* the request has one */
 			atomic_fetch_add_explicit(&rq->att->refs, 1,
 						  memory_order_relaxed);
 		}

@@ -10,6 +10,9 @@
 /* States of a page that kvmm_hit_state has no words for. */
 #define PAGE_UNKNOWN	0xff	/* not looked up */
 
+/* Views that a request can look into, those of closed windows among them. */
+#define REQ_MAX_VIEWS	32
+
 #define PAGE_PINNED	1u	/* this match holds a pin on it */
 
 /**
@@ -114,6 +117,7 @@ struct kvmm_tail {
  * @m:		the match, under way or last: @m[@cur]; the other one is what a
  *		new match is built in
  * @p:		kvmm_peek()'s scratch
+ * @held:	views that it has used and keeps a reference on
  * @nr_ops:	operations in flight
  * @nr_flying:	pages in them: each may become a pin or an OPEN frame again
  *
@@ -137,6 +141,8 @@ struct kvmm_req {
 	uint32_t	gen;
 	struct kvmm_own	own[KVMM_MAX_CLASSES];
 	unsigned int	nr_own;
+	struct kvmm_view *held[REQ_MAX_VIEWS];
+	unsigned int	nr_held;
 	struct kvmm_tail tail[KVMM_MAX_GROUPS];
 	uint32_t	nr_ops;
 	uint32_t	nr_flying;
@@ -169,6 +175,12 @@ static inline bool kvmm_req_keys_wanted(const struct kvmm_req *rq)
 
 /* Bind to the space's attachment if it has one that is current. */
 bool kvmm_req_bind(struct kvmm_req *rq) __must_hold(&rq->lock);
+/*
+ * The open window's view, which then stays until the request is over; NULL: no
+ * window is open there.
+ */
+struct kvmm_view *kvmm_req_view(struct kvmm_req *rq, unsigned int cls,
+				unsigned int node) __must_hold(&rq->lock);
 /* What @rq owns in @v; NULL: no room for another view. */
 struct kvmm_own *kvmm_req_own(struct kvmm_req *rq, struct kvmm_view *v);
 /*

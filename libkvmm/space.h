@@ -30,7 +30,9 @@ struct kvmm_view;
  * @ix:		the space's index in the header
  * @index:	in force; swapped when it grows
  * @view:	open windows
- * @views:	all that ever were, kvmm_view.next
+ * @views:	those that are open, or could not be closed in order;
+ *		kvmm_view.next; whoever is in a set-up call, or in a poll while
+ *		nobody is, has them
  */
 struct kvmm_att {
 	struct kvmm_dead dead;
@@ -91,6 +93,10 @@ struct kvmm_peer {
 
 /**
  * struct kvmm_view - a window's shared memory
+ * @refs:	the att's list, and every request that used it: pins and frames
+ *		of a request lie in here, also when the window is closed
+ * @closed:	the daemon has the frames back, and may give @no to another
+ *		window; set under @mag_lock
  * @no:		the daemon's number
  * @fpe_inv:	ceil(2^64 / frames_per_extent): a division by multiplication
  * @dense:	frames below it lie in mapped extents (but for frame 0's)
@@ -109,6 +115,9 @@ struct kvmm_peer {
  *		and @refused_with frames were in the magazine
  */
 struct kvmm_view {
+	struct kvmm_dead dead;
+	_Atomic uint32_t refs;
+	_Atomic bool	closed;
 	struct kvmm_view *next;
 	struct kvmm_att	*att;
 	uint16_t	no;
@@ -154,6 +163,12 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 		     uint32_t rights, uint16_t no, struct shm *table,
 		     struct shm *wl, struct kvmm_view **ret);
 void kvmm_view_free(struct kvmm_view *v);
+/* Takes a reference unless @v is on its way out. */
+bool kvmm_view_hold(struct kvmm_view *v);
+/* @v->att must not be gone. */
+void kvmm_view_drop(struct kvmm_view *v);
+/* Nothing is posted in its name any more. */
+void kvmm_view_shut(struct kvmm_view *v);
 void kvmm_view_set_mapped(struct kvmm_view *v, uint32_t extent, bool up);
 /* WIRE_PEER; takes the message's descriptor. */
 int kvmm_view_peer(struct kvmm *k, struct sock_msg *m);
@@ -190,6 +205,13 @@ static inline bool kvmm_view_shared(const struct kvmm_view *v, uint32_t f)
 	return true;
 }
 
+static inline bool kvmm_view_closed(const struct kvmm_view *v)
+{
+	return atomic_load_explicit((_Atomic bool *)&v->closed,
+				    memory_order_relaxed);
+}
+
+/* Within a hot call only: see kvmm_req_view() for what lasts. */
 static inline struct kvmm_view *kvmm_att_view(struct kvmm_att *a,
 					      unsigned int cls,
 					      unsigned int node)

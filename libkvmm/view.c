@@ -52,6 +52,11 @@ static int view_tables(struct kvmm_view *v)
 	return v->mapped && v->pos && v->stack ? 0 : -ENOMEM;
 }
 
+static void view_dead(struct kvmm_dead *d)
+{
+	kvmm_view_free(container_of(d, struct kvmm_view, dead));
+}
+
 int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 		     uint32_t rights, uint16_t no, struct shm *table,
 		     struct shm *wl, struct kvmm_view **ret)
@@ -66,6 +71,8 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 	v = calloc(1, sizeof(*v));
 	if (!v)
 		return kvmm_fail(-ENOMEM, "out of memory");
+	v->dead.free = view_dead;
+	v->refs = 1;
 	v->att = a;
 	v->no = no;
 	v->cls = cls;
@@ -129,6 +136,32 @@ void kvmm_view_free(struct kvmm_view *v)
 	free((void *)v->pos);
 	free(v->stack);
 	free(v);
+}
+
+bool kvmm_view_hold(struct kvmm_view *v)
+{
+	uint32_t n = atomic_load_explicit(&v->refs, memory_order_relaxed);
+
+	while (n)
+		if (atomic_compare_exchange_weak_explicit(&v->refs, &n, n + 1,
+							  memory_order_relaxed,
+							  memory_order_relaxed))
+			return true;
+	return false;
+}
+
+void kvmm_view_drop(struct kvmm_view *v)
+{
+	/* acq_rel: the last one out frees what the others wrote */
+	if (atomic_fetch_sub_explicit(&v->refs, 1, memory_order_acq_rel) == 1)
+		kvmm_bury(v->att->era->k, &v->dead);
+}
+
+void kvmm_view_shut(struct kvmm_view *v)
+{
+	kvmm_lock(&v->mag_lock);
+	atomic_store_explicit(&v->closed, true, memory_order_relaxed);
+	kvmm_unlock(&v->mag_lock);
 }
 
 /* Frames below the first extent that is missing need no bitmap. */

@@ -276,6 +276,22 @@ out_fini:
 	return err;
 }
 
+/*
+ * The daemon has forgotten @v, or never showed it to anybody: what no request
+ * looks into any more is unmapped.
+ */
+static void view_forget(struct kvmm_view *v)
+{
+	struct kvmm_view **p = &v->att->views;
+
+	while (*p && *p != v)
+		p = &(*p)->next;
+	if (!*p)
+		return;
+	*p = v->next;
+	kvmm_view_drop(v);
+}
+
 /* Matches and allocations find it from here on. */
 static void win_show(struct kvmm_win *w, struct kvmm_view *v)
 {
@@ -376,6 +392,7 @@ static int win_open(struct kvmm_win *w, uint64_t deadline)
 	if (err < 0) {
 		unmap_all(w, v);
 		win_bye(w->sp->k, v, deadline);
+		view_forget(v);
 		return err;
 	}
 	win_show(w, v);
@@ -425,6 +442,17 @@ out_end:
 
 /* -- syncing ---------------------------------------------------------------------------- */
 
+/* What is mapped is of a daemon that is gone. */
+static void win_hide(struct kvmm_win *w)
+{
+	struct kvmm_view *v = atomic_load_explicit(&w->view,
+						   memory_order_relaxed);
+
+	unmap_all(w, v);
+	/* seq_cst: unlinks it, see lib.h */
+	atomic_store(&w->view, NULL);
+}
+
 /*
  * After a change of daemon: attach and open again, at the same base, once no
  * request is bound to what was there before.
@@ -435,18 +463,20 @@ static int win_again(struct kvmm_win *w, uint64_t deadline)
 	struct kvmm_era *e = kvmm_era_now(sp->k);
 	struct kvmm_att *a = atomic_load_explicit(&sp->att,
 						  memory_order_relaxed);
-	struct kvmm_view *v = atomic_load_explicit(&w->view,
-						   memory_order_relaxed);
+	struct kvmm_view *v;
 	int err;
 
 	/* one reference is the space's; new requests do not bind to it */
 	if (a->era != e && atomic_load(&a->refs) > 1)
 		return kvmm_fail(-EBUSY,
 			"requests of the former daemon are still open");
-	unmap_all(w, v);
-	/* seq_cst: unlinks it, see lib.h */
-	atomic_store(&w->view, NULL);
+	win_hide(w);
 	if (a->era != e) {
+		struct kvmm_win *o;
+
+		/* the views of all its windows go with the attachment */
+		list_for_each_entry(o, &sp->wins, link)
+			win_hide(o);
 		err = kvmm_space_enter(sp, e, deadline);
 		if (err)
 			return err;
@@ -456,10 +486,13 @@ static int win_again(struct kvmm_win *w, uint64_t deadline)
 	if (err)
 		return err;
 	if (v->table->stride != w->stride) {
+		uint32_t stride = v->table->stride;
+
 		win_bye(sp->k, v, deadline);
+		view_forget(v);
 		return kvmm_fail(-EPROTO,
 			"the stride was %zu bytes and is %u now: close the window",
-			w->stride, v->table->stride);
+			w->stride, stride);
 	}
 	w->extent_bytes = v->table->extent_bytes;
 	w->fpe = v->fpe;
@@ -467,6 +500,7 @@ static int win_again(struct kvmm_win *w, uint64_t deadline)
 	if (err < 0) {
 		unmap_all(w, v);
 		win_bye(sp->k, v, deadline);
+		view_forget(v);
 		return err;
 	}
 	win_show(w, v);
@@ -517,12 +551,17 @@ void kvmm_win_leave(struct kvmm_win *w, uint64_t deadline)
 	atomic_store_explicit(&w->sp->open[w->cls][w->node], false,
 			      memory_order_relaxed);
 	if (v) {
-		/* seq_cst: unlinks it; the memory stays until its att goes */
+		/* seq_cst: unlinks it; who has used it keeps it */
 		atomic_store(&v->att->view[w->cls][w->node], NULL);
+		atomic_store(&w->view, NULL);
 		atomic_store(&v->base, NULL);
 		/* frames in hand: the daemon takes them back with the window */
+		kvmm_view_shut(v);
 		unmap_all(w, v);
 		win_bye(w->sp->k, v, deadline);
+		/* the list is not ours without a call: then it goes with att */
+		if (deadline)
+			view_forget(v);
 	}
 	win_destroy(w);
 }

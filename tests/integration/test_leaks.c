@@ -157,16 +157,13 @@ static void refused_calls_leave_nothing(void **state)
 	ta_check(&f->d);
 }
 
-/*
- * kvmmd has nothing left of a closed window. The client keeps its tables until
- * it leaves the space, since a request may still name them.
- */
+/* Neither kvmmd nor the client has anything left of a closed window. */
 static void windows_open_and_close(void **state)
 {
 	struct kvmm_win_opts wo = { .size = sizeof(wo) };
 	unsigned int rounds = test_long() ? 1000 : 60, i;
 	struct tc_opts o = { .no_window = true };
-	struct leak mine, daemons;
+	struct leak mine, open, daemons;
 	struct fx *f = *state;
 	struct tc *c = &f->c[0];
 
@@ -184,8 +181,12 @@ static void windows_open_and_close(void **state)
 			leak_calm(f->d.pid, &daemons);
 		T_EQ(tc_hits(c, 1, 32), 32);
 		T_EQ(tc_put(c, 2, 0, 4), 4);
-		if (i + 1 == rounds)
+		if (i == 2)
+			T_OK(leak_look(0, &open));
+		if (i + 1 == rounds) {
 			leak_settle(f->d.pid, &daemons, LONG_WAIT);
+			leak_settle(0, &open, 1000);
+		}
 		kvmm_win_close(c->win[0]);
 		c->nr_classes = 0;
 	}

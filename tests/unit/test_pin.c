@@ -97,6 +97,7 @@ static int setup(void **state)
 	r->v.max_frames = r->v.dense = FIRST + FRAMES;
 	r->v.fpe = FIRST;
 	r->v.fpe_inv = UINT64_MAX / FIRST + 1;
+	r->v.refs = 1;
 	r->att.view[0][0] = &r->v;
 	return 0;
 }
