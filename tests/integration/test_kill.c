@@ -351,6 +351,7 @@ static void fill_up(struct fx *f, struct proc *p)
 {
 	long i;
 
+	fx_grow(f, 1);
 	for (i = 0; i < 24; i++)
 		T_EQ(proc_call(p, fx_put, 500 + i, 16), 16);
 	proc_call(p, sync_windows, 0, 0);

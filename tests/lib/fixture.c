@@ -216,6 +216,35 @@ long fx_frames(void *shm, long a, long b)
 	return nr_held;
 }
 
+static long take_frames(void *shm, long n, long b)
+{
+	static struct kvmm_req *rq;
+	kvmm_frame_t frame[16];
+
+	if (!rq)
+		rq = tc_req(&client, 1);
+	return tc_try_alloc(&client, rq, 0, (unsigned int)n, frame, 100);
+}
+
+void fx_grow(struct fx *f, unsigned int i)
+{
+	uint64_t all = ta_node(&f->d, "dram0", "capacity"), used;
+	unsigned int clients = ta_clients(&f->d), n;
+	struct t_wait w = t_wait_begin(TC_WAIT_MS);
+
+	for (n = 0; n < FX_GROW; n++)
+		fx_client(f, i + n, 0, NULL);
+	while ((used = ta_node(&f->d, "dram0", "used")) < all) {
+		T_CHECK(t_wait_more(&w), "%llu of %llu bytes are used",
+			(unsigned long long)used, (unsigned long long)all);
+		proc_call(&f->p[i + n++ % FX_GROW], take_frames, 16, 0);
+	}
+	for (n = 0; n < FX_GROW; n++)
+		proc_kill(&f->p[i + n]);
+	T_WAIT(TC_WAIT_MS, !ta_node(&f->d, "dram0", "frames.quarantine") &&
+	       ta_clients(&f->d) == clients);
+}
+
 long fx_release(void *shm, long a, long b)
 {
 	T_CHECK(held);

@@ -79,6 +79,17 @@ long fx_release(void *shm, long a, long b);
  */
 uint32_t fx_spill(struct tc *c, uint64_t chain, uint32_t n, uint64_t filler);
 
+/**
+ * fx_grow() - let dram0 have all the extents that it will ever have
+ *
+ * So that a later one is no leak. FX_GROW children, the first is @i, take frames
+ * until the node is used up, and go: pages alone would not do, since reclaim
+ * may always be quick enough to get on with one extent less, and one engine may
+ * have no more than its limit. Another client has the space attached.
+ */
+#define FX_GROW		3
+void fx_grow(struct fx *f, unsigned int i);
+
 /** fx_filter() - run only tests that match $KVMM_TEST_ONLY, as "*late*" */
 void fx_filter(void);
 
