@@ -23,7 +23,7 @@
  */
 void healthy_start(struct fx *f, struct leak *before);
 
-/** healthy_stop() - end it; it must have found most of what it published */
+/** healthy_stop() - end it; it has found all that it published */
 void healthy_stop(struct fx *f);
 
 #endif
