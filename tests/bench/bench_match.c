@@ -247,23 +247,40 @@ static void swap_frames(kvmm_frame_t *a, kvmm_frame_t *b, unsigned int n)
 }
 
 /*
- * All frames first, 32 at a time to each request in turn, so that what one
- * request holds lies all over the node; then shuffled, one by one or in runs.
+ * All frames first, to a request drawn anew for each unit, then shuffled within
+ * each request. What one chain has lies all over the node and at no fixed
+ * distance: frames dealt in turns are a power of two apart, and fall into a few
+ * sets of the caches.
  */
 static void take_frames(struct match *m, struct kvmm_req **rq, bool runs)
 {
-	unsigned int i, j, unit = runs ? RUN : 1;
+	unsigned int unit = runs ? RUN : 1, n = NR_PAGES / unit, i, j;
+	unsigned int has[NR_REQS] = { 0 };
+	uint16_t *turn = calloc(n, sizeof(*turn));
 
-	for (i = 0; i < NR_PAGES / RUN; i++) {
-		unsigned int r = i % NR_REQS;
-		kvmm_frame_t *f = &m->frame[r * REQ_PAGES + i / NR_REQS * RUN];
-		int err = bc_alloc(&m->c, rq[r], RUN, f, FILL_MS);
+	if (!turn)
+		bench_die(&m->b, "memory", -ENOMEM);
+	for (i = 0; i < n; i++)
+		turn[i] = (uint16_t)(i % NR_REQS);
+	for (i = n - 1; i > 0; i--) {
+		uint16_t t = turn[i];
+
+		j = (unsigned int)(bench_rand(&m->rand) % (i + 1));
+		turn[i] = turn[j];
+		turn[j] = t;
+	}
+	for (i = 0; i < n; i++) {
+		unsigned int r = turn[i];
+		kvmm_frame_t *f = &m->frame[r * REQ_PAGES + has[r]];
+		int err = bc_alloc(&m->c, rq[r], unit, f, FILL_MS);
 
 		if (err)
 			bench_die(&m->b, "frames for 1 Mi pages", err);
-		if (i % 4096 == 0)
-			bench_say("  %u of %u frames", i * RUN, NR_PAGES);
+		has[r] += unit;
+		if (i % (n / 8) == 0)
+			bench_say("  %u of %u frames", i * unit, NR_PAGES);
 	}
+	free(turn);
 	for (i = 0; i < NR_REQS; i++) {
 		kvmm_frame_t *f = &m->frame[i * REQ_PAGES];
 
