@@ -8,10 +8,10 @@
  * Shape. Lines stand in buckets of four (256 bytes). A page has two candidate
  * buckets in one span of 4 KiB, and in each the hash names one line: its home
  * and its other line. The writer keeps nearly every page in one of these two, so
- * that a reader of many pages can fetch them ahead of time (index_turn()); one
- * span, since in a large table the page walk is most of what a look costs, and a
- * second look must not cost another. What finds no place there stands elsewhere
- * in the two buckets. Probing goes round the first bucket from the home line,
+ * that a reader of many pages can fetch them ahead of time; one span, since in a
+ * large table the page walk is most of what a look costs, and a second look must
+ * not cost another. What finds no place there stands elsewhere in the two
+ * buckets. Probing goes round the first bucket from the home line,
  * then round the second from the other line: at most %INDEX_PROBES lines, so
  * nobody who chooses keys can make a reader walk. The same page has one line per
  * mappable node that holds it (@node = the node), and one line with @node =
@@ -39,6 +39,7 @@
 #include <string.h>
 
 #include "ipc/abi.h"
+#include "ipc/base/bits.h"
 #include "ipc/base/mix.h"
 
 #define INDEX_BUCKET		4	/* lines a bucket */
@@ -112,12 +113,12 @@ static inline struct index_hash index_hash(uint64_t nr_lines,
 			     (uint32_t)group << 8 | node);
 	/* the high bits name the span, the low ones the lines in it */
 	uint64_t span = (unsigned __int128)h * (nr_lines / INDEX_SPAN) >> 64;
-	uint64_t a = span * INDEX_SPAN + h % INDEX_SPAN;
-	uint64_t b = span * INDEX_SPAN + h / INDEX_SPAN % INDEX_SPAN;
+	uint64_t home = span * INDEX_SPAN + h % INDEX_SPAN;
+	uint64_t away = h / INDEX_SPAN % INDEX_SPAN;
 
-	if ((a ^ b) < INDEX_BUCKET)
-		b ^= INDEX_BUCKET;
-	return (struct index_hash){ .home = a, .other = b };
+	if (away < INDEX_BUCKET)
+		away += INDEX_BUCKET;
+	return (struct index_hash){ .home = home, .other = home ^ away };
 }
 
 /* The i-th line to probe, 0 <= i < INDEX_PROBES. */
@@ -127,24 +128,6 @@ static inline uint64_t index_probe(struct index_hash h, unsigned int i)
 
 	return (at & ~(uint64_t)(INDEX_BUCKET - 1)) |
 	       ((at + i) & (INDEX_BUCKET - 1));
-}
-
-/*
- * A second look, for readers that have prefetched the home line: if the page is
- * not there, probe the other bucket first, whose line is worth prefetching then.
- * A guess from one word, read without the version; probing decides. No branch:
- * one page in four is not at home in a table half full.
- */
-static inline struct index_hash index_turn(const struct index *ix,
-					   struct index_hash h,
-					   const uint64_t key[4])
-{
-	uint64_t there = atomic_load_explicit(&ix->line[h.home].key[0],
-					      memory_order_relaxed);
-	uint64_t away = (h.home ^ h.other) & -(uint64_t)(there != key[0]);
-
-	return (struct index_hash){ .home = h.home ^ away,
-				    .other = h.other ^ away };
 }
 
 static inline uint64_t index_word0(uint32_t version, uint16_t group,
@@ -173,40 +156,40 @@ static inline bool index_read_line(const struct index_line *l,
 				   const uint64_t key[4], uint16_t group,
 				   uint8_t node, struct index_hit *hit)
 {
-	uint64_t want = (uint64_t)group << 32 | (uint64_t)node << 48;
+	uint64_t want = (uint64_t)group << 32 | (uint64_t)node << 48 |
+			(uint64_t)INDEX_USED << 56;
 	unsigned int i;
 
 	for (i = 0; i < INDEX_RETRIES; i++) {
 		uint64_t w = atomic_load_explicit(&l->word0,
 						  memory_order_acquire);
-		uint64_t fr, aux;
-		bool same;
+		uint64_t fr, aux, differ;
 
-		if (w & 1)
+		if (unlikely(w & 1))
 			continue;	/* being written */
-		if (!(w >> 56 & INDEX_USED) ||
-		    (w & UINT64_C(0x00ffffff00000000)) != want)
+		if (unlikely((w & UINT64_C(0x01ffffff00000000)) != want))
 			return false;
-		same = atomic_load_explicit(&l->key[0], memory_order_acquire)
-				== key[0] &&
-		       atomic_load_explicit(&l->key[1], memory_order_acquire)
-				== key[1] &&
-		       atomic_load_explicit(&l->key[2], memory_order_acquire)
-				== key[2] &&
-		       atomic_load_explicit(&l->key[3], memory_order_acquire)
-				== key[3];
+		differ = atomic_load_explicit(&l->key[0], memory_order_acquire)
+				^ key[0];
+		differ |= atomic_load_explicit(&l->key[1], memory_order_acquire)
+				^ key[1];
+		differ |= atomic_load_explicit(&l->key[2], memory_order_acquire)
+				^ key[2];
+		differ |= atomic_load_explicit(&l->key[3], memory_order_acquire)
+				^ key[3];
 		hit->fword = atomic_load_explicit(&l->fword,
 						  memory_order_acquire);
 		fr = atomic_load_explicit(&l->frame, memory_order_acquire);
 		aux = atomic_load_explicit(&l->aux, memory_order_acquire);
-		if (atomic_load_explicit(&l->word0, memory_order_relaxed) != w)
+		if (unlikely(atomic_load_explicit(&l->word0,
+						  memory_order_relaxed) != w))
 			continue;
 		hit->frame = (uint32_t)fr;
 		hit->cost_us = fr >> 32;
 		hit->pos = (uint32_t)aux;
 		hit->raw_bytes = aux >> 32;
 		hit->flags = w >> 56;
-		return same;
+		return !differ;
 	}
 	return false;
 }

@@ -325,9 +325,10 @@ static void pin_all(struct kvmm_att *a, struct kvmm_mset *m)
 			uint32_t lo, hi;
 
 			kvmm_mgroup_need(g, m->n_here, &lo, &hi);
-			if (kvmm_pin_range(a, m, g, lo, hi) < hi &&
-			    g->rule != KVMM_BLOB)
-				lost = true;
+			if (kvmm_pin_range(a, m, g, lo, hi) == hi ||
+			    g->rule == KVMM_BLOB)
+				continue;
+			lost = true;
 			if (g->rule == KVMM_FULL)
 				count_lead(m, g, g->lead_any);
 		}

@@ -6,17 +6,21 @@
  *
  *   pass 1	hash the keys, prefetch their home lines
  *   pass 2	where the home line is another page's, prefetch the other line
- *   pass 3	prefetch the frames' words and pins
- *   pass 4	read the lines
- *   pass 5	count all pins
- *   pass 6	load all words and compare them
+ *   pass 3	read the lines, prefetch the frames' words and pins
+ *   pass 4	count all pins
+ *   pass 5	load all words and compare them
  *
  * Each prefetch misses the TLB, too, and stays in the core's pipeline until its
  * page walk is done. So prefetches stand in loops of their own, over a block of
  * keys, where as many as the core can walk are under way at once (with a key's
  * hash and another one's line between two prefetches it took four times as
- * long); and while one block is in pass 4, the next is in pass 2 and the one
- * after it in pass 1, so that no pass waits for what the one before it asked for.
+ * long); and while one block is in pass 3, the next is in pass 2 and the one
+ * after it in pass 1, so that no pass waits for what the one before it asked for;
+ * pins are a block behind for the same reason.
+ *
+ * The other half of the time is instructions. A loop over a whole block has a
+ * constant for its end, and what does not change in it is in local variables,
+ * since the compiler cannot know that the stores of a pass do not change it.
  *
  * The pin protocol (ipc/frame.h): the increment and the load are seq_cst, and
  * so are the daemon's exchange of the word and its loads of the pins. In their
@@ -198,8 +202,9 @@ look_on(struct kvmm_att *a, const struct kvmm_ixmap *x, struct kvmm_mset *m,
  * @n:		how many
  * @hashed:	through pass 1, in blocks
  * @turned:	through pass 2
- * @done:	through pass 4
- * @at:		of those under way; @at.home is the line to read
+ * @done:	through pass 3
+ * @at:		of those under way: the line to read
+ * @other:	the page's other line
  */
 struct look {
 	const struct kvmm_ixmap *x;
@@ -211,7 +216,8 @@ struct look {
 	uint32_t	hashed;
 	uint32_t	turned;
 	uint32_t	done;
-	struct index_hash at[RING];
+	const struct index_line *at[RING];
+	const struct index_line *other[RING];
 };
 
 static inline uint32_t look_count(const struct look *l, uint32_t from)
@@ -219,61 +225,82 @@ static inline uint32_t look_count(const struct look *l, uint32_t from)
 	return min(l->n - from, (uint32_t)BLOCK);
 }
 
-static inline void look_prefetch(const struct look *l,
-				 const struct index_hash *at, uint32_t n)
+static __always_inline void look_prefetch(const struct index_line **at,
+					  uint32_t n)
 {
 	uint32_t i;
 
 	for (i = 0; i < n; i++)
-		__builtin_prefetch(&l->x->ix->line[at[i].home], 0, 3);
+		__builtin_prefetch(at[i], 0, 3);
 }
 
-/* Pass 1 for the next block. */
-static inline void look_hash(struct look *l)
+static __always_inline void __look_hash(struct look *l, uint32_t n)
 {
-	struct index_hash *at = &l->at[l->hashed % RING];
+	const struct index_line **at = &l->at[l->hashed % RING];
+	const struct index_line **other = &l->other[l->hashed % RING];
+	const struct kvmm_ixmap *x = l->x;
+	const struct index_line *line = x->ix->line;
+	uint64_t seed[2] = { x->seed[0], x->seed[1] };
+	uint64_t nr_lines = x->nr_lines;
 	uint64_t (*key)[4] = l->key + l->hashed;
-	uint32_t i, n = look_count(l, l->hashed);
+	uint16_t group = l->g->group;
+	uint8_t node = l->node;
+	uint32_t i;
 
-	for (i = 0; i < n; i++)
-		at[i] = index_hash(l->x->nr_lines, l->x->seed, key[i],
-				   l->g->group, l->node);
-	look_prefetch(l, at, n);
+	for (i = 0; i < n; i++) {
+		struct index_hash h = index_hash(nr_lines, seed, key[i], group,
+						 node);
+
+		at[i] = &line[h.home];
+		other[i] = &line[h.other];
+	}
+	look_prefetch(at, n);
 	l->hashed += n;
 }
 
-/* Pass 2. The second prefetch costs nothing where the page is at home. */
-static inline void look_turn(struct look *l)
+/* Pass 1 for the next block. */
+static void look_hash(struct look *l)
 {
-	struct index_hash *at = &l->at[l->turned % RING];
-	uint64_t (*key)[4] = l->key + l->turned;
-	uint32_t i, n = look_count(l, l->turned);
+	uint32_t n = look_count(l, l->hashed);
 
-	for (i = 0; i < n; i++)
-		at[i] = index_turn(l->x->ix, at[i], key[i]);
-	look_prefetch(l, at, n);
+	if (likely(n == BLOCK))
+		__look_hash(l, BLOCK);
+	else
+		__look_hash(l, n);
+}
+
+/*
+ * If the page is not at home, its other line is worth prefetching. A guess from
+ * one word, read without the version; reading decides. No branch: one page in
+ * four is not at home in a table half full.
+ */
+static __always_inline void __look_turn(struct look *l, uint32_t n)
+{
+	const struct index_line **at = &l->at[l->turned % RING];
+	const struct index_line **other = &l->other[l->turned % RING];
+	uint64_t (*key)[4] = l->key + l->turned;
+	uint32_t i;
+
+	for (i = 0; i < n; i++) {
+		const struct index_line *home = at[i], *away = other[i];
+		uint64_t there = atomic_load_explicit(&home->key[0],
+						      memory_order_relaxed);
+
+		at[i] = there == key[i][0] ? home : away;
+	}
+	look_prefetch(at, n);
 	l->turned += n;
 }
 
-/* Pass 3: where is the frame, if the line is the page's? */
-static inline void look_frames(const struct look *l)
+/* Pass 2. The second prefetch costs nothing where the page is at home. */
+static void look_turn(struct look *l)
 {
-	const struct index_hash *at = &l->at[l->done % RING];
-	const struct kvmm_view *v = l->g->view;
-	uint32_t i, n = look_count(l, l->done), frame[BLOCK];
+	uint32_t n = look_count(l, l->turned);
 
-	for (i = 0; i < n; i++) {
-		uint32_t f = (uint32_t)atomic_load_explicit(
-					&l->x->ix->line[at[i].home].frame,
-					memory_order_relaxed);
-
-		/* without a branch, which would be a guess wrong too often */
-		frame[i] = f < v->max_frames ? f : 0;
-	}
-	for (i = 0; i < n; i++)
-		__builtin_prefetch((const void *)&v->word[frame[i]], 0, 3);
-	for (i = 0; i < n; i++)
-		__builtin_prefetch((const void *)&v->pins[frame[i]], 1, 3);
+	if (likely(n == BLOCK))
+		__look_turn(l, BLOCK);
+	else
+		__look_turn(l, n);
 }
 
 static void look_begin(struct look *l, struct kvmm_att *a, struct kvmm_mset *m,
@@ -294,40 +321,72 @@ static void look_begin(struct look *l, struct kvmm_att *a, struct kvmm_mset *m,
 	look_turn(l);
 }
 
-/*
- * One more block through to the end, and the two after it one pass on. Flat:
- * what is called for each page must not be a call. With @stop it ends at the
- * first page that is nowhere. Returns false when it has ended.
- */
-static __attribute__((flatten)) bool
-look_block(struct look *l, struct kvmm_att *a, struct kvmm_mset *m, bool stop)
+/* Frame 0, which no page has, where there is none: cheaper than a branch. */
+static __always_inline void look_frames(const struct kvmm_view *v,
+					const struct kvmm_page *p, uint32_t n)
 {
-	const struct index_hash *at = &l->at[l->done % RING];
-	uint32_t i, n = look_count(l, l->done), lo = l->done;
+	const _Atomic uint64_t *word = v->word;
+	const _Atomic uint32_t *pins = v->pins;
+	uint32_t i;
+
+	for (i = 0; i < n; i++)
+		__builtin_prefetch((const void *)&word[p[i].frame], 0, 3);
+	for (i = 0; i < n; i++)
+		__builtin_prefetch((const void *)&pins[p[i].frame], 1, 3);
+}
+
+/*
+ * Pass 3. Flat: what is called for each page must not be a call. With @stop it
+ * ends at the first page that is nowhere. Returns how many were read.
+ */
+static __attribute__((flatten)) uint32_t
+look_read(struct look *l, struct kvmm_att *a, struct kvmm_mset *m, bool stop)
+{
+	const struct index_line **at = &l->at[l->done % RING];
+	struct kvmm_page *p = &l->page[l->done];
+	uint64_t (*key)[4] = &l->key[l->done];
+	const struct kvmm_mgroup *g = l->g;
+	uint16_t group = g->group;
+	uint8_t node = l->node;
+	uint32_t i, n = look_count(l, l->done);
+
+	for (i = 0; i < n; i++) {
+		struct index_hit h;
+
+		if (p[i].state != PAGE_UNKNOWN)
+			continue;
+		if (likely(index_read_line(at[i], key[i], group, node, &h)))
+			page_found(m, g, &p[i], &h);
+		else
+			look_on(a, l->x, m, g, &p[i] - m->page);
+		if (unlikely(p[i].state == KVMM_MISS && stop))
+			return i + 1;
+	}
+	return n;
+}
+
+/*
+ * One more block through to the end, and the two after it one pass on. Returns
+ * false when that was the last, or, with @stop, had a page that is nowhere.
+ */
+static bool look_block(struct look *l, struct kvmm_att *a, struct kvmm_mset *m,
+		       bool stop)
+{
+	const struct kvmm_view *v = l->g->view;
+	uint32_t done;
 
 	if (l->hashed < l->n)
 		look_hash(l);
 	if (l->turned < l->n)
 		look_turn(l);
-	if (l->g->view)
-		look_frames(l);
-	for (i = 0; i < n; i++) {
-		struct kvmm_page *p = &l->page[lo + i];
-		struct index_hit h;
-
-		if (p->state != PAGE_UNKNOWN)
-			continue;
-		if (likely(index_read_line(&l->x->ix->line[at[i].home],
-					   l->key[lo + i], l->g->group,
-					   l->node, &h)))
-			page_found(m, l->g, p, &h);
-		else
-			look_on(a, l->x, m, l->g, p - m->page);
-		l->done++;
-		if (stop && p->state == KVMM_MISS)
-			return false;
-	}
-	l->done = lo + n;
+	done = look_read(l, a, m, stop);
+	if (likely(v && done == BLOCK))
+		look_frames(v, &l->page[l->done], BLOCK);
+	else if (v)
+		look_frames(v, &l->page[l->done], done);
+	l->done += done;
+	if (stop && l->page[l->done - 1].state == KVMM_MISS)
+		return false;
 	return l->done < l->n;
 }
 
@@ -343,7 +402,6 @@ void kvmm_look(struct kvmm_att *a, struct kvmm_mset *m, struct kvmm_mgroup *g,
 		;
 }
 
-/* Pinning is a block behind, for its prefetches to be there. */
 uint32_t kvmm_look_lead(struct kvmm_att *a, struct kvmm_mset *m,
 			struct kvmm_mgroup *g, uint32_t hi, bool pin)
 {
@@ -452,13 +510,14 @@ void kvmm_unpin_range(struct kvmm_mset *m, struct kvmm_mgroup *g, uint32_t lo,
 	struct kvmm_view *v = g->view;
 	uint32_t i, n = 0;
 
-	for (i = lo; i < hi; i++)
-		if (p[i].flags & PAGE_PINNED)
-			kvmm_unpin(v, p[i].frame);
 	for (i = lo; i < hi; i++) {
-		n += !!(p[i].flags & PAGE_PINNED);
-		p[i].flags &= ~PAGE_PINNED;
+		if (!(p[i].flags & PAGE_PINNED))
+			continue;
+		kvmm_unpin(v, p[i].frame);
+		n++;
 	}
+	for (i = lo; n && i < hi; i++)
+		p[i].flags &= ~PAGE_PINNED;
 	m->nr_pins -= n;
 }
 

@@ -22,8 +22,8 @@
  * @cost_us:	to recompute
  * @raw_bytes:	length
  * @state:	enum kvmm_hit_state or PAGE_UNKNOWN
- * @node:	LOWER, PENDING: where from
  * @flags:	PAGE_PINNED
+ * @node:	LOWER, PENDING: where from
  */
 struct kvmm_page {
 	uint64_t	fword;
@@ -31,8 +31,8 @@ struct kvmm_page {
 	uint32_t	cost_us;
 	uint32_t	raw_bytes;
 	uint8_t		state;
-	uint8_t		node;
 	uint8_t		flags;
+	uint8_t		node;
 	uint8_t		spare;
 };
 

@@ -49,6 +49,9 @@
 #define likely(x)	__builtin_expect(!!(x), 1)
 #define unlikely(x)	__builtin_expect(!!(x), 0)
 
+#ifndef __always_inline		/* glibc has it */
+#define __always_inline	inline __attribute__((always_inline))
+#endif
 #define __packed	__attribute__((packed))
 #define __printf(fmt, args)	__attribute__((format(printf, fmt, args)))
 #define __must_check	__attribute__((warn_unused_result))
