@@ -6,7 +6,7 @@
  * by the process itself. Neither costs a round trip.
  *
  * A refill is asked for when an allocation was refused, and ahead of that when
- * less than half of the last one is left. One is outstanding at a time, unless
+ * less than half of what the last one brought is left. One is outstanding at a time, unless
  * more is wanted than it asked for. Too many frames on the stack (four refills
  * and an eighth of what is mapped) are given back.
  */
@@ -98,12 +98,28 @@ void kvmm_view_want(struct kvmm_view *v, uint32_t n)
 	kvmm_unlock(&v->mag_lock);
 }
 
+/* How many frames are enough not to ask ahead, if @have are in hand now. */
+static uint32_t low_mark(struct kvmm_view *v, uint32_t have)
+	__must_hold(&v->mag_lock)
+{
+	/* relaxed: ring_count() has seen what it answered */
+	uint32_t at = atomic_load_explicit(&v->wl->refills,
+					   memory_order_relaxed);
+
+	if (at != v->level_at) {
+		v->level_at = at;
+		v->level = have;
+	}
+	return min(v->target, v->level) / 2;
+}
+
 /* 0, or -EAGAIN with the want recorded. */
 static int take(struct kvmm_view *v, uint32_t n, kvmm_frame_t *frames)
 	__must_hold(&v->mag_lock)
 {
 	uint32_t ring = ring_count(v);
 	uint32_t from_stack = min(n, v->nr_stack);
+	uint32_t low = low_mark(v, ring + v->nr_stack);
 
 	if ((uint64_t)ring + v->nr_stack < n) {
 		v->target = max(n, (uint32_t)LIB_MAG_TARGET);
@@ -123,7 +139,7 @@ static int take(struct kvmm_view *v, uint32_t n, kvmm_frame_t *frames)
 	memcpy(frames, v->stack + v->nr_stack, from_stack * sizeof(*frames));
 	if (n > from_stack)
 		ring_take(v, frames + from_stack, n - from_stack);
-	if (ring + v->nr_stack - (n - from_stack) < v->target / 2)
+	if (ring + v->nr_stack - (n - from_stack) < low)
 		refill(v, v->target);
 	return 0;
 }

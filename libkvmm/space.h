@@ -109,6 +109,8 @@ struct kvmm_peer {
  * @mag_head:	of the magazine ring, @mag_lock
  * @free_after:	latest step named by a free since the stack gave some back
  * @target:	frames that a refill asks for
+ * @level:	frames in hand once the last refill was answered, which may be
+ *		fewer; @level_at refills had been then
  * @posted_n:	what the last refill asked for; 0: there was none
  * @posted_at:	refills answered when it was posted
  * @refused:	the last allocation was, when @refused_at refills were answered
@@ -151,6 +153,8 @@ struct kvmm_view {
 	const _Atomic uint32_t *mag;
 	uint64_t	free_after;
 	uint32_t	target;
+	uint32_t	level;
+	uint32_t	level_at;
 	uint32_t	posted_n;
 	uint32_t	posted_at;
 	bool		refused;

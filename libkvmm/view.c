@@ -93,6 +93,7 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 	v->page_bytes = a->sp->desc.cls[cls].page_bytes;
 	v->dense = v->fpe;
 	v->target = LIB_MAG_TARGET;
+	v->level = LIB_MAG_TARGET;
 	kvmm_mutex_init(&v->mag_lock, LOCK_MAGAZINE);
 	if (view_tables(v)) {
 		kvmm_view_free(v);

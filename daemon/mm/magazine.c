@@ -7,6 +7,12 @@
  * rate of late, as long as frames are plenty. Only frames of extents that every
  * member of the engine has mapped. What cannot be had at once is waited for
  * here, never by the client: it is woken when frames came.
+ *
+ * Nobody takes back what lies in a magazine, and an idle client does not empty
+ * it. So what was never refused to a client is a stock, of which all of a
+ * pool's magazines together hold a quarter of its frames at most, but for a few
+ * that each may have; each an equal part of it, as if there were eight or more,
+ * since who comes first cannot know how many will.
  */
 #include <stdlib.h>
 
@@ -14,7 +20,9 @@
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 
-#define REFILL_MIN	64u		/* a stock, when frames are plenty */
+#define REFILL_STOCK	64u		/* a stock, when frames are plenty */
+#define REFILL_FLOOR	4u		/* and when there are many magazines */
+#define REFILL_SHARERS	8u		/* magazines at least, for the share */
 #define REFILL_AHEAD_NS	(10 * NSEC_PER_MSEC)
 #define REFILL_RATE_NS	NSEC_PER_MSEC	/* shorter times say nothing of a rate */
 
@@ -113,18 +121,39 @@ static uint32_t win_give(struct mm_win *w, uint32_t n, uint32_t keep)
 	return given;
 }
 
+/* What @w may have in stock for no reason, and what it may in all. */
+static uint32_t stock_share(const struct mm_win *w, uint32_t *most)
+{
+	const struct mm_pool *p = w->pool;
+	uint32_t quarter = p->nr_frames / 4, n = 0;
+	uint64_t others = 0;
+	const struct mm_win *o;
+	int64_t fill;
+
+	list_for_each_entry(o, &p->windows, pool_link) {
+		if (o->closed || o->rights != KVMM_RW)
+			continue;
+		n++;
+		fill = o == w ? 0 : magazine_fill(o);
+		others += max(fill, INT64_C(0));
+	}
+	*most = others < quarter ? quarter - others : 0;
+	return min(quarter / max(n, REFILL_SHARERS), REFILL_STOCK);
+}
+
 /* What the magazine should hold beyond the want, by the rate of late. */
 static uint32_t refill_stock(struct mm_win *w, uint64_t now)
 {
 	const struct mm_pool *p = w->pool;
 	uint64_t ns = max(now - w->last_refill_ns, REFILL_RATE_NS);
-	uint64_t stock = 2 * w->given_since * REFILL_AHEAD_NS / ns;
+	uint64_t rate = 2 * w->given_since * REFILL_AHEAD_NS / ns;
+	uint32_t most, share = stock_share(w, &most);
 
 	/* the last round's frames, over the time they lasted */
 	w->last_refill_ns = now;
 	w->given_since = 0;
-	stock = max(stock, (uint64_t)REFILL_MIN);
-	return min(stock, p->nr_frames / (uint64_t)16);
+	rate = min(rate, p->nr_frames / (uint64_t)16);
+	return min(max(rate, (uint64_t)share), (uint64_t)most);
 }
 
 static void win_wait(struct mm_win *w, uint32_t n)
@@ -205,6 +234,17 @@ void mm_refill(struct mm_win *w, uint32_t n)
 			p->space->mm->next_pools_ns = 0;
 	}
 	refill_answered(w);
+}
+
+void mm_stock(struct mm_win *w, uint32_t n)
+{
+	/* relaxed: a hint beside the entry that asks, and the client's */
+	uint32_t want = atomic_load_explicit(&w->wl->want,
+					     memory_order_relaxed);
+	uint32_t most, share = stock_share(w, &most);
+
+	share = max(min(share, most), REFILL_FLOOR);
+	mm_refill(w, min(n, max(want, share)));
 }
 
 void win_feed(struct mm_win *w)

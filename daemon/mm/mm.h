@@ -293,6 +293,13 @@ void mm_cancel(struct mm_client *c, uint64_t tag);
 
 /** mm_refill() - top the magazine up for a want of @n; never waits */
 void mm_refill(struct mm_win *w, uint32_t n);
+/**
+ * mm_stock() - the same as a client asks for it, which may be ahead of need
+ *
+ * Up to what the last allocation was refused (the ledger's want) it is a want,
+ * beyond that no more than a fair part of the pool's frames.
+ */
+void mm_stock(struct mm_win *w, uint32_t n);
 
 /** mm_free() - OPEN frames come back; reused after step @after */
 int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n,

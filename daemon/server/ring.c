@@ -471,7 +471,7 @@ static void do_refill(struct session *ss, const struct ring_sqe *e)
 		session_doom(ss, REJECT_SQE_ARRAY, "a refill of %u frames",
 			     e->n);
 	else if (w && mm_win_rights(w) == KVMM_RW)
-		mm_refill(w, e->n);
+		mm_stock(w, e->n);
 }
 
 static void do_free(struct session *ss, const struct ring_sqe *e)

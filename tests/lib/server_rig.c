@@ -311,6 +311,7 @@ void rc_alloc(struct raw_client *c, uint32_t *frames, unsigned int n)
 		if (deadline_past(deadline))
 			fail_msg("no frames");
 		rc_win_sync(c);
+		atomic_store(&c->wl->want, n);
 		rc_submit(c, &e, NULL, 0);
 		srig_pump(c->rig);
 	}

@@ -125,6 +125,30 @@ static void a_refusal_is_recorded_and_asked_for_once(void **state)
 	assert_int_equal(refills(&n), 1);
 }
 
+/* A daemon that has little to give is not asked after each frame. */
+static void a_small_stock_is_asked_for_at_its_half(void **state)
+{
+	kvmm_frame_t fr[64];
+	uint32_t n = 0;
+
+	fk_give(&f, 0, 64, 12);
+	refills(&n);
+	assert_int_equal(alloc(6, fr), 0);
+	assert_int_equal(refills(&n), 0);
+	assert_int_equal(alloc(1, fr), 0);
+	assert_int_equal(refills(&n), 1);
+	/* as much as ever: there may be more by now */
+	assert_int_equal(n, LIB_MAG_TARGET);
+	fk_give(&f, 0, 76, 7);
+	assert_int_equal(alloc(6, fr), 0);
+	assert_int_equal(refills(&n), 0);
+	fk_give(&f, 0, 83, 58);
+	assert_int_equal(alloc(32, fr), 0);
+	assert_int_equal(refills(&n), 0);
+	assert_int_equal(alloc(1, fr), 0);
+	assert_int_equal(refills(&n), 1);
+}
+
 static void a_refill_is_asked_for_ahead_of_need(void **state)
 {
 	kvmm_frame_t fr[64];
@@ -328,6 +352,7 @@ int main(void)
 		T(all_or_nothing),
 		T(a_refusal_is_recorded_and_asked_for_once),
 		T(a_refill_is_asked_for_ahead_of_need),
+		T(a_small_stock_is_asked_for_at_its_half),
 		T(a_freed_frame_is_had_again_at_once),
 		T(only_own_open_frames_can_be_freed),
 		T2(numbers_are_per_class),

@@ -117,6 +117,72 @@ static void want_that_cannot_be_met_waits_and_wakes(void **state)
 	assert_int_equal(b->win->want, 0);
 }
 
+/* As libkvmm does: a refused allocation leaves its want in the ledger. */
+static void ask(struct rig_client *c, uint32_t refused, uint32_t n)
+{
+	atomic_store(&c->win->wl->want, refused);
+	mm_stock(c->win, n);
+}
+
+static uint32_t in_hand(struct rig_client *c)
+{
+	return c->win->mag_tail - atomic_load(&c->win->wl->mag_head);
+}
+
+/* Five of them, on as many frames as four stocks: nobody else goes short. */
+static void idle_magazines_leave_frames_to_the_others(void **state)
+{
+	struct rig_client *c[5];
+	uint32_t f[256], i, held = 0;
+
+	/* so that there are 256 frames, all of them free again */
+	mr_alloc(a, f, 200);
+	assert_int_equal(mm_free(a->win, f, 200, 0), 0);
+	assert_in_range(pool->nr_frames, 200, 512);
+	for (i = 0; i < ARRAY_SIZE(c); i++) {
+		c[i] = mr_client(&rig, 1 + i, KVMM_RW);
+		mr_attach(c[i], "window", PAGE);
+		mr_win(c[i], 0);
+		ask(c[i], 0, 64);
+		assert_in_range(in_hand(c[i]), 4, 64);
+		held += in_hand(c[i]);
+	}
+	assert_in_range(held, 5 * 4, pool->nr_frames / 4);
+	/* nor do they when they ask again */
+	for (i = 0; i < ARRAY_SIZE(c); i++)
+		ask(c[i], 0, 64);
+	held = 0;
+	for (i = 0; i < ARRAY_SIZE(c); i++)
+		held += in_hand(c[i]);
+	assert_in_range(held, 5 * 4, pool->nr_frames / 4);
+	/* and who needs many gets them at once */
+	ask(c[0], 100, 100);
+	assert_int_equal(mr_pop(c[0], f, 100), 100);
+}
+
+static void a_client_alone_has_a_small_stock_of_a_small_node(void **state)
+{
+	uint32_t f[256];
+
+	mr_alloc(a, f, 200);
+	assert_int_equal(mm_free(a->win, f, 200, 0), 0);
+	mr_pop(a, f, ARRAY_SIZE(f));
+	ask(a, 0, 64);
+	assert_in_range(in_hand(a), 4, pool->nr_frames / 16);
+}
+
+/* What was refused last is asked for ahead, too: it will be needed again. */
+static void a_refused_want_is_no_stock(void **state)
+{
+	uint32_t f[256];
+
+	mr_alloc(a, f, 200);
+	assert_int_equal(mm_free(a->win, f, 200, 0), 0);
+	mr_pop(a, f, ARRAY_SIZE(f));
+	ask(a, 64, 64);
+	assert_int_equal(in_hand(a), 64);
+}
+
 static void lying_magazine_head_costs_the_client_its_connection(void **state)
 {
 	atomic_store(&a->win->wl->mag_head, 1000000);
@@ -342,6 +408,9 @@ int main(void)
 		T(refill_gives_the_want_in_open_frames_of_ones_own),
 		T(refill_counts_what_the_magazine_holds),
 		T(want_that_cannot_be_met_waits_and_wakes),
+		T(idle_magazines_leave_frames_to_the_others),
+		T(a_client_alone_has_a_small_stock_of_a_small_node),
+		T(a_refused_want_is_no_stock),
 		T(lying_magazine_head_costs_the_client_its_connection),
 		T(offsets_in_the_ledger_are_not_believed),
 		T(frames_of_unmapped_extents_are_not_handed_out),
