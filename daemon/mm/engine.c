@@ -176,9 +176,14 @@ void engine_add(struct mm_engine *e, struct mm_client *c)
 	list_add_tail(&e->members, &c->engine_link);
 	if (steps(c))
 		e->nr_stepping++;
-	/* relaxed: the client reads it after it got its reply */
+	/*
+	 * seq_cst: pairs with the load in the client's kvmm_step_done(), which
+	 * may run beside its join. Others may wait for its step already: if it
+	 * reads the old value, the engine_steps_poll() that follows a join
+	 * reads its new step.
+	 */
 	atomic_store_explicit(&c->ledger->step_wanted, e->step_wanted,
-			      memory_order_relaxed);
+			      memory_order_seq_cst);
 	engine_set_state(e, e->nr_stepping >= e->world ? ENGINE_ALIVE :
 							 ENGINE_FORMING);
 }
