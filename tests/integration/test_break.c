@@ -30,6 +30,11 @@ static uint64_t wrong_in_a_race(const char *what, unsigned int ms)
 
 	pr_break(pr, what);
 	pr_race(pr, test_seed(), &r);
+	/* a reader that finds nothing reads nothing wrong */
+	if (!*what)
+		T_CHECK(r.hits > 1000 && r.puts > 100,
+			"%llu pages read, %llu published",
+			(unsigned long long)r.hits, (unsigned long long)r.puts);
 	printf("# %s: %llu pages read, %llu published: %llu wrong\n",
 	       *what ? what : "unbroken", (unsigned long long)r.hits,
 	       (unsigned long long)r.puts, (unsigned long long)r.wrong);
@@ -203,7 +208,7 @@ static long wrong_after_hang_up(struct fx *f, const char *what)
 {
 	struct td_opts o = { .dram_bytes = 16 * MIB };
 	struct tc *c = &f->c[0];
-	unsigned int i;
+	unsigned int i, there;
 	long wrong;
 
 	start_broken(f, what, &o);
@@ -216,6 +221,13 @@ static long wrong_after_hang_up(struct fx *f, const char *what)
 	for (i = 0; i < 48; i++)
 		T_EQ(tc_put(c, 100 + i, 0, 16), 16);
 	wrong = proc_call(&f->p[0], fx_recheck, 1, 32);
+	/* kept are the pages, not only their bytes, and what came last */
+	if (!*what) {
+		T_EQ(tc_hits(c, 1, 32), 32);
+		for (i = 0, there = 0; i < 6; i++)
+			there += tc_hits(c, 147 - i, 16);
+		T_CHECK(there >= 6 * 16 * 9 / 10, "%u pages", there);
+	}
 	stop_broken(f);
 	return wrong;
 }
@@ -265,6 +277,12 @@ static long wrong_from_a_lying_disk(struct fx *f, const char *what)
 	T_WAIT(LONG_WAIT, !ta_node(&f->d, "nvme0", "write.inflight"));
 	ta_fault(&f->d, "nvme0:read:flip");
 	wrong = wrong_bytes_of_fetch(c, 1, 16);
+	if (!*what) {
+		/* a miss is computed again, and that is served */
+		ta_fault(&f->d, "");
+		T_EQ(tc_put(c, 1, 0, 16), 16);
+		T_EQ(tc_get(c, 1, 16, LONG_WAIT).missed, 0);
+	}
 	stop_broken(f);
 	return wrong;
 }
@@ -294,7 +312,7 @@ static int law_broken_under_pressure(struct fx *f, const char *what)
 {
 	struct td_opts o = { .dram_bytes = 16 * MIB };
 	struct tc *c = &f->c[0];
-	unsigned int i;
+	unsigned int i, there = 0;
 	char why[256];
 	int err = 0;
 
@@ -307,6 +325,12 @@ static int law_broken_under_pressure(struct fx *f, const char *what)
 	for (i = 0; i < 40 && !err; i++) {
 		T_EQ(tc_put(c, 100 + i, 0, 8), 8);
 		err = ta_try_check(&f->d, why, sizeof(why));
+	}
+	/* closed, and not for want of pages */
+	if (!*what) {
+		for (i = 0; i < 16; i++)
+			there += tc_hits(c, 139 - i, 8);
+		T_CHECK(there >= 16 * 8 * 9 / 10, "%u pages", there);
 	}
 	if (err)
 		printf("# %s: %s\n", *what ? what : "unbroken", why);

@@ -206,11 +206,14 @@ static long wrong_before_step(void *shm, long chain, long n)
 	return wrong;
 }
 
+/* Chains of 16 that fit beside 32 pinned pages and magazines in 512 frames. */
+#define NEWEST	18
+
 static void a_lost_socket_ends_no_pin_before_its_step(void **state)
 {
 	struct td_opts o = { .dram_bytes = 32 * MIB };
 	struct fx *f = *state;
-	long i;
+	long i, there, left;
 
 	fx_start(f, &o);
 	fx_client(f, 0, 0, NULL);
@@ -225,9 +228,18 @@ static void a_lost_socket_ends_no_pin_before_its_step(void **state)
 		T_EQ(proc_call(&f->p[1], fx_put, 100 + i, 16), 16);
 	T_EQ(proc_call(&f->p[0], wrong_before_step, 1, 32), 0);
 	ta_check(&f->d);
+	/* pinned pages are pages still, and the rest of the node is in use */
+	T_EQ(proc_call(&f->p[1], fx_hits, 1, 32), 32);
+	for (i = 0, there = 0; i < NEWEST; i++)
+		there += proc_call(&f->p[1], fx_hits, 163 - i, 16);
+	T_CHECK(there >= NEWEST * 16 * 9 / 10, "%ld of %d pages", there,
+		NEWEST * 16);
 	/* the process's end is the end of them */
 	proc_kill(&f->p[0]);
 	T_WAIT(BACK_MS, !ta_pins(&f->d, 0));
+	for (i = 0, left = 0; i < NEWEST; i++)
+		left += proc_call(&f->p[1], fx_hits, 163 - i, 16);
+	T_CHECK(left >= there, "%ld of %ld pages", left, there);
 	proc_end(&f->p[1]);
 	ta_baseline(&f->d, BACK_MS);
 	ta_check(&f->d);
@@ -289,6 +301,11 @@ static void set_up_survives_kvmmd_dying_in_it(void **state)
 	}
 	ta_baseline(&f->d, BACK_MS);
 	ta_check(&f->d);
+	/* and the last one is as good as new */
+	tc_open(&f->c[0], f->d.socket, NULL);
+	tc_open(&f->c[1], f->d.socket, NULL);
+	T_EQ(tc_put(&f->c[0], 1, 0, 64), 64);
+	T_EQ(tc_hits(&f->c[1], 1, 64), 64);
 }
 
 int main(void)

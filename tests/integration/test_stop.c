@@ -234,6 +234,9 @@ static void closing_is_quick_while_kvmmd_is_stopped(void **state)
 	T_OK(td_resume(&f->d));
 	ta_baseline(&f->d, LONG_WAIT);
 	ta_check(&f->d);
+	/* who left unseen took nothing along */
+	tc_open(&f->c[0], f->d.socket, NULL);
+	T_EQ(tc_hits(&f->c[0], 1, 4), 4);
 }
 
 static void a_late_fetch_is_a_miss_in_time(void **state)
