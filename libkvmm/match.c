@@ -347,164 +347,7 @@ static void pin_all(struct kvmm_att *a, struct kvmm_mset *m)
 	}
 }
 
-/* -- load or recompute ------------------------------------------------------------ */
-
-static uint64_t page_load_ns(const struct kvmm_hdr *hdr,
-			     const struct kvmm_page *p)
-{
-	if (p->state != KVMM_LOWER && p->state != KVMM_PENDING)
-		return 0;
-	return (uint64_t)atomic_load_explicit(
-			&hdr->node[p->node].load_ns_per_kib,
-			memory_order_relaxed) *
-	       div_round_up(p->raw_bytes, 1024);
-}
-
-/* Once a fetch: the latency of the slowest node, and what it has queued. */
-static uint64_t node_load_ns(const struct kvmm_hdr *hdr,
-			     const struct kvmm_page *p)
-{
-	const struct kvmm_hdr_node *n = &hdr->node[p->node];
-
-	if (p->state != KVMM_LOWER && p->state != KVMM_PENDING)
-		return 0;
-	return ((uint64_t)atomic_load_explicit(&n->load_base_us,
-					       memory_order_relaxed) +
-		atomic_load_explicit(&n->queue_us, memory_order_relaxed)) *
-	       NSEC_PER_USEC;
-}
-
-/* What unit @u adds: to load, to recompute. */
-static void unit_cost(const struct kvmm_mset *m, const struct kvmm_hdr *hdr,
-		      uint32_t u, uint64_t *load, uint64_t *base,
-		      uint64_t *compute)
-{
-	unsigned int i;
-	uint32_t j;
-
-	for (i = 0; i < m->ngroups; i++) {
-		const struct kvmm_mgroup *g = &m->g[i];
-		uint32_t lo, hi;
-
-		kvmm_mgroup_need(g, m->n_any, &lo, &hi);
-		for (j = u * g->ratio; j < (u + 1) * g->ratio; j++) {
-			const struct kvmm_page *p = &m->page[g->first + j];
-
-			if (j < lo || j >= hi)
-				continue;
-			*load += page_load_ns(hdr, p);
-			*base = max(*base, node_load_ns(hdr, p));
-			*compute += p->cost_us * NSEC_PER_USEC;
-		}
-	}
-}
-
-static uint32_t ns_to_us(uint64_t ns)
-{
-	return min(div_round_up(ns, NSEC_PER_USEC), (uint64_t)UINT32_MAX);
-}
-
-/*
- * Load up to where load + recompute of the rest is least. Pages whose cost
- * nobody gave are always worth loading: there is nothing to compare with.
- */
-static void advise_load(const struct kvmm_mset *m, const struct kvmm_hdr *hdr,
-			struct kvmm_match *out)
-{
-	uint64_t load = 0, base = 0, computed = 0, best = 0, total = 0;
-	uint64_t at_load = 0, at_computed = 0;
-	uint32_t u;
-
-	out->n_load = m->n_here;
-	for (u = m->n_here; u < m->n_any; u++)
-		unit_cost(m, hdr, u, &load, &base, &total);
-	if (!total) {
-		out->n_load = m->n_any;
-		out->load_us = ns_to_us(load + base);
-		return;
-	}
-	load = 0;
-	base = 0;
-	best = total;			/* load nothing */
-	for (u = m->n_here; u < m->n_any; u++) {
-		unit_cost(m, hdr, u, &load, &base, &computed);
-		if (load + base + (total - computed) <= best) {
-			best = load + base + (total - computed);
-			out->n_load = u + 1;
-			at_load = load + base;
-			at_computed = computed;
-		}
-	}
-	out->load_us = ns_to_us(at_load);
-	out->recompute_us = ns_to_us(at_computed);
-}
-
-/* -- the answer -------------------------------------------------------------------- */
-
-static void match_out(const struct kvmm_mset *m, const struct kvmm_era *e,
-		      struct kvmm_match *out)
-{
-	uint32_t size = out->size;
-	struct kvmm_match r = {
-		.size		= size,
-		.n_pages	= m->n_any,
-		.n_resident	= m->n_here,
-		.n_load		= m->n_here,
-		.sync_wanted	= m->sync_wanted,
-	};
-
-	if (e && m->n_any > m->n_here)
-		advise_load(m, e->hdr, &r);
-	memcpy(out, &r, min_t(size_t, size, sizeof(r)));
-}
-
-static void hit_out(const struct kvmm_mset *m, const struct kvmm_mgroup *g,
-		    const struct kvmm_era *e, uint32_t i, uint32_t lo,
-		    uint32_t hi, struct kvmm_hit *hit)
-{
-	const struct kvmm_page *p = &m->page[g->first + i];
-
-	hit->frame = 0;
-	hit->eta_us = 0;
-	hit->node = p->node;
-	hit->group = g->group;
-	if (p->flags & PAGE_PINNED) {
-		hit->frame = p->frame;
-		hit->state = KVMM_HIT;
-		return;
-	}
-	if (p->state == PAGE_UNKNOWN || p->state == KVMM_MISS) {
-		/* a page that the rule does not need was not looked for */
-		hit->state = p->state == PAGE_UNKNOWN && i < hi &&
-			     g->rule != KVMM_BLOB ? KVMM_SKIP : KVMM_MISS;
-		hit->node = KVMM_NODE_NONE;
-		return;
-	}
-	if (i < lo || i >= hi) {
-		hit->state = KVMM_SKIP;	/* there, but of no use */
-		return;
-	}
-	/* here, but not of a length that is: a fetch pins it without a read */
-	hit->state = p->state == KVMM_HIT ? KVMM_PENDING : p->state;
-	if (p->state != KVMM_HIT)
-		hit->eta_us = kvmm_load_us(e->hdr, p->node, p->raw_bytes);
-}
-
-static void hits_out(const struct kvmm_mset *m, const struct kvmm_era *e,
-		     struct kvmm_hit *hits)
-{
-	unsigned int i;
-	uint32_t j;
-
-	for (i = 0; i < m->ngroups; i++) {
-		const struct kvmm_mgroup *g = &m->g[i];
-		uint32_t lo, hi;
-
-		kvmm_mgroup_need(g, m->n_any, &lo, &hi);
-		for (j = 0; j < g->n; j++)
-			hit_out(m, g, e, j, lo, hi, &hits[g->first + j]);
-	}
-}
+/* -- the calls ------------------------------------------------------------------ */
 
 static void count_match(struct kvmm *k, const struct kvmm_mset *m)
 {
@@ -551,13 +394,24 @@ static bool answers(const struct kvmm_req *rq)
 	return mode == KVMM_MODE_ON || mode == KVMM_MODE_READONLY;
 }
 
-static int match_check(const struct kvmm_match *m, unsigned int node)
+/* Under the request's lock: all that may be wrong with a call, and its keys. */
+static int match_begin(struct kvmm_req *rq, struct kvmm_mset *set,
+		       const struct kvmm_keys *keys, unsigned int ngroups,
+		       unsigned int node, const struct kvmm_match *m, bool pin)
 {
+	int err;
+
 	if (m->size < sizeof(m->size))
 		return kvmm_fail(-EINVAL, "kvmm_match.size is %u, sizeof is %zu",
 				 m->size, sizeof(*m));
 	if (node >= KVMM_MAX_NODES)
 		return kvmm_fail(-EINVAL, "there is no node %u", node);
+	kvmm_req_bind(rq);
+	err = mset_fill(rq, set, keys, ngroups, node, pin);
+	if (err)
+		return err;
+	if (rq->att && kvmm_era_dying(rq->att->era))
+		return kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
 	return 0;
 }
 
@@ -569,21 +423,14 @@ int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
 
 	if (!kvmm_enter(k))
 		return kvmm_fail_forked();
-	err = match_check(m, node);
-	if (err)
-		goto out_exit;
 	kvmm_lock(&rq->lock);
-	kvmm_req_bind(rq);
-	err = mset_fill(rq, &rq->p, keys, ngroups, node, false);
-	if (!err && rq->att && kvmm_era_dying(rq->att->era))
-		err = kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
+	err = match_begin(rq, &rq->p, keys, ngroups, node, m, false);
 	if (!err) {
 		if (answers(rq))
 			look_all(rq->att, &rq->p, false);
-		match_out(&rq->p, rq->att ? rq->att->era : NULL, m);
+		kvmm_match_out(&rq->p, rq->att ? rq->att->era : NULL, m);
 	}
 	kvmm_unlock(&rq->lock);
-out_exit:
 	kvmm_exit(k);
 	return err;
 }
@@ -598,15 +445,9 @@ int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 
 	if (!kvmm_enter(k))
 		return kvmm_fail_forked();
-	err = match_check(m, node);
-	if (err)
-		goto out_exit;
 	kvmm_lock(&rq->lock);
-	kvmm_req_bind(rq);
 	set = &rq->m[!rq->cur];
-	err = mset_fill(rq, set, keys, ngroups, node, true);
-	if (!err && rq->att && kvmm_era_dying(rq->att->era))
-		err = kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
+	err = match_begin(rq, set, keys, ngroups, node, m, true);
 	if (err)
 		goto out_unlock;
 	if (answers(rq) && !set->blind) {
@@ -617,13 +458,12 @@ int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 	kvmm_mset_unpin(kvmm_req_match(rq));
 	set->gen = ++rq->gen;
 	rq->cur = !rq->cur;
-	hits_out(set, rq->att ? rq->att->era : NULL, hits);
-	match_out(set, rq->att ? rq->att->era : NULL, m);
+	kvmm_hits_out(set, rq->att ? rq->att->era : NULL, hits);
+	kvmm_match_out(set, rq->att ? rq->att->era : NULL, m);
 	kvmm_req_show_pins(rq);
 	count_match(k, set);
 out_unlock:
 	kvmm_unlock(&rq->lock);
-out_exit:
 	kvmm_exit(k);
 	return err;
 }

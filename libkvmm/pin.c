@@ -78,19 +78,6 @@ static inline uint64_t word_load(const struct kvmm_view *v, uint32_t frame)
 
 /* -- lookup ------------------------------------------------------------------- */
 
-uint32_t kvmm_load_us(const struct kvmm_hdr *hdr, unsigned int node,
-		      uint32_t bytes)
-{
-	const struct kvmm_hdr_node *n = &hdr->node[node];
-	uint64_t us;
-
-	us = (uint64_t)atomic_load_explicit(&n->load_ns_per_kib,
-					    memory_order_relaxed) *
-	     div_round_up(bytes, 1024) / 1000;
-	us += atomic_load_explicit(&n->load_base_us, memory_order_relaxed);
-	return us < UINT32_MAX ? us : UINT32_MAX;
-}
-
 static bool node_serves(const struct kvmm_hdr *hdr, unsigned int node)
 {
 	return node < KVMM_MAX_NODES &&

@@ -239,6 +239,11 @@ void kvmm_mset_unpin(struct kvmm_mset *m);
 /* Pages of @g that length @n needs: [*@lo, *@hi). */
 void kvmm_mgroup_need(const struct kvmm_mgroup *g, uint32_t n, uint32_t *lo,
 		      uint32_t *hi);
+/* match_out.c: what the caller is told; @e may be NULL, nothing is below then */
+void kvmm_match_out(const struct kvmm_mset *m, const struct kvmm_era *e,
+		    struct kvmm_match *out);
+void kvmm_hits_out(const struct kvmm_mset *m, const struct kvmm_era *e,
+		   struct kvmm_hit *hits);
 uint32_t kvmm_load_us(const struct kvmm_hdr *hdr, unsigned int node,
 		      uint32_t bytes);
 
