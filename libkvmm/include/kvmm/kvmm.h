@@ -13,6 +13,10 @@
  *   - Nothing logs, aborts, or starts a thread.
  *   - Handles of different requests may be used from different threads; one
  *     request belongs to one thread at a time.
+ *   - What the daemon says on the socket (a larger index, who is a member and
+ *     what it has mapped, the daemon's own end) is taken in by kvmm_poll(), and
+ *     by set-up calls while they wait for an answer; by nothing else. Call it
+ *     now and then, also when nothing is in flight.
  *   - In a child after fork(2) every call answers -ECHILD.
  *   - Daemon away: [H] calls answer a miss or -EAGAIN, others -ENOTCONN; what
  *     was hit stays readable; kvmm_poll() reconnects.
@@ -315,7 +319,12 @@ KVMM_API int kvmm_step_done(struct kvmm *k, uint64_t step);
  */
 KVMM_API uint64_t *kvmm_step_word(struct kvmm *k);
 
-/** kvmm_step_engine() - [H] the engine's step: the minimum over its members */
+/**
+ * kvmm_step_engine() - [H] the engine's step: the minimum over its members
+ *
+ * 0 until kvmm_poll() has heard of all of them; pins that wait for a step then
+ * wait, too.
+ */
 KVMM_API uint64_t kvmm_step_engine(const struct kvmm *k);
 
 /* -- spaces ---------------------------------------------------------------- */
@@ -601,6 +610,8 @@ struct kvmm_match {
 /**
  * kvmm_peek() - [H] what a match would find; no pins, no touch, repeatable
  * @m:	written
+ *
+ * Without kvmm_poll() it ages as kvmm_match() does.
  * Return: 0, -EINVAL, -ENOMEM, -EOWNERDEAD, -ECHILD.
  */
 KVMM_API int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
@@ -621,6 +632,12 @@ KVMM_API int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
  *
  * A page that is on the node, but beyond a length that all groups have there,
  * is PENDING with @eta_us 0: it is not pinned, and a fetch costs no read.
+ *
+ * When the space's index has grown, the new one comes with kvmm_poll(). A client
+ * that never polls looks on into the old one, to which nothing is added: what
+ * was published or loaded since is a MISS, and with time everything is. It never
+ * is wrong bytes, since each frame's own word decides after the pin. Likewise it
+ * goes on to hit what a daemon left that is gone, until kvmm_poll() notices.
  * Return: 0, -EINVAL, -ENOMEM, -EOWNERDEAD, -ECHILD.
  */
 KVMM_API int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
