@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The README's client compiles without a warning, runs against a real kvmmd,
-# publishes the first time and hits the second.
+# The README's client is short, compiles without a warning, runs against a real
+# kvmmd, publishes the first time and hits the second, and says what is wrong
+# when there is no kvmmd.
 set -u
 src=${KVMM_SRC:-$(cd "$(dirname "$0")/../.." && pwd)}
 build=${KVMM_BUILD:-$src/build}
@@ -12,14 +13,18 @@ passed=0 failed=0
 ok() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "not: $2"; fi; }
 
 awk '/^```c$/ { on = 1; next } /^```$/ { on = 0 } on' "$src/README.md" >"$tmp/client.c"
-lines=$(grep -c . "$tmp/client.c")
-[ "$lines" -gt 10 ]
-ok $? "README.md has a C client"
+lines=$(sed -n '/^int main/,$p' "$tmp/client.c" | grep -c .)
+[ "$lines" -gt 10 ] && [ "$lines" -le 28 ]
+ok $? "README.md has a short C client: $lines lines"
 
 ${CC:-gcc} -Wall -Wextra -Werror -Wno-missing-field-initializers ${SAN:+-fsanitize=$SAN} \
 	-I"$src/libkvmm/include" -o "$tmp/client" "$tmp/client.c" \
 	-L"$build" -lkvmm -Wl,-rpath,"$build"
 ok $? "the README's client compiles"
+
+KVMM_SOCKET=$tmp/kvmm.sock timeout 20 "$tmp/client" >"$tmp/none" 2>&1
+[ $? -eq 1 ] && grep -q "$tmp/kvmm.sock" "$tmp/none"
+ok $? "without kvmmd it says so: $(cat "$tmp/none")"
 
 cat >"$tmp/kvmmd.json" <<JSON
 { "state_dir": "$tmp",
