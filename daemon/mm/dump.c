@@ -151,28 +151,54 @@ static void page_info(const struct page *pg, struct mm_page_info *pi)
 	}
 }
 
-void mm_for_each_page(struct mm *mm,
-		      void (*fn)(const struct mm_page_info *pi, void *arg),
-		      void *arg)
+/* Whatever hangs at one place of a space's table. */
+static uint64_t show_place(const struct mm_space *sp, uint64_t at,
+			   void (*fn)(const struct mm_page_info *pi, void *arg),
+			   void *arg)
+{
+	const struct page *pg = sp->hash[at].first;
+	struct mm_page_info pi;
+	uint64_t n = 0;
+
+	for (; pg; pg = pg->hnext) {
+		/* nobody finds it, it only waits for its pins */
+		if (pg->flags & PAGE_BAD)
+			continue;
+		page_info(pg, &pi);
+		fn(&pi, arg);
+		n++;
+	}
+	return n;
+}
+
+/* New spaces go to the end of the list, so that a walk meets them at last. */
+int mm_walk_pages(struct mm *mm, struct mm_page_cursor *cur, uint64_t most,
+		  void (*fn)(const struct mm_page_info *pi, void *arg),
+		  void *arg)
 {
 	const struct mm_space *sp;
+	bool begun = !cur->size;
+	uint64_t n = 0;
 
 	list_for_each_entry(sp, &mm->spaces, link) {
-		uint64_t i;
-
-		for (i = 0; i < sp->hash_size; i++) {
-			const struct page *pg = sp->hash[i].first;
-			struct mm_page_info pi;
-
-			for (; pg; pg = pg->hnext) {
-				/* nobody finds it, it only waits for its pins */
-				if (pg->flags & PAGE_BAD)
-					continue;
-				page_info(pg, &pi);
-				fn(&pi, arg);
-			}
+		if (!begun && sp->ix != cur->space)
+			continue;
+		if (!begun && (sp->hash_size != cur->size ||
+			       cur->at > cur->size))
+			return -ESTALE;
+		if (begun) {
+			cur->space = sp->ix;
+			cur->size = sp->hash_size;
+			cur->at = 0;
+		}
+		begun = true;
+		for (; cur->at < sp->hash_size; cur->at++) {
+			if (n >= most)
+				return 1;
+			n += show_place(sp, cur->at, fn, arg);
 		}
 	}
+	return begun ? 0 : -ESTALE;
 }
 
 /* -- clients ------------------------------------------------------------------------- */
@@ -246,7 +272,8 @@ static uint64_t space_metadata(const struct mm_space *sp)
 	bytes += sp->hash_size * sizeof(*sp->hash);
 	if (sp->ghost)
 		bytes += GHOST_ENTRIES * sizeof(*sp->ghost);
-	bytes += sp->index_used * sizeof(struct index_line);
+	/* keys are spread evenly: soon all of it is in use */
+	bytes += index_bytes(sp->index->nr_lines);
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
 			bytes += (uint64_t)sp->pool[c][n]->nr_frames *

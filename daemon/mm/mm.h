@@ -406,9 +406,33 @@ struct mm_page_info {
 		uint32_t pins;
 	} copy[KVMM_MAX_NODES];
 };
-void mm_for_each_page(struct mm *mm,
-		      void (*fn)(const struct mm_page_info *pi, void *arg),
-		      void *arg);
+
+/**
+ * struct mm_page_cursor - where a walk over all pages is
+ * @space:	number of the space
+ * @size:	of its table of pages; 0: the walk begins
+ * @at:		place in that table
+ */
+struct mm_page_cursor {
+	uint32_t	space;
+	uint64_t	size;
+	uint64_t	at;
+};
+
+/**
+ * mm_walk_pages() - look at some pages, from where the last call ended
+ * @cur:	zeroed for the first call; moved on
+ * @most:	stop when there were at least so many (a few more may come)
+ *
+ * What one call shows is of one moment. Between two calls pages may come and
+ * go: such a page is shown or not, any other exactly once.
+ *
+ * Return: 1: there are more; 0: that was all; -ESTALE: the space is gone or its
+ * table has grown, so nobody knows which pages were shown: start over.
+ */
+int mm_walk_pages(struct mm *mm, struct mm_page_cursor *cur, uint64_t most,
+		  void (*fn)(const struct mm_page_info *pi, void *arg),
+		  void *arg);
 
 struct mm_client_info {
 	const char	*name, *tenant;

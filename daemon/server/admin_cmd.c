@@ -159,24 +159,6 @@ static int cmd_mode(struct server *s, const json_t *req, json_t *r,
 	return 0;
 }
 
-static int cmd_check(struct server *s, const json_t *req, json_t *r,
-		     struct errmsg *e)
-{
-	uint64_t start = now_ns();
-	unsigned int i;
-	int err = mm_check(s->mm, e);
-
-	for (i = 0; i < s->nr_nodes && !err; i++)
-		if (!node_check(s->node[i]))
-			err = errmsg_set(e, -EUCLEAN, "node %s: its accounts "
-					 "do not add up", s->node[i]->name);
-	if (err)
-		log_err("check: %s", e->text);
-	json_object_set_new(r, "ms", json_real((double)(now_ns() - start) /
-					       1e6));
-	return err;
-}
-
 #ifdef KVMM_TEST_BUILD
 /* {"spec": "nvme0:read:eio;..."}, or {"node": "nvme0", "spec": "read:eio"} */
 static int cmd_fault(struct server *s, const json_t *req, json_t *r,

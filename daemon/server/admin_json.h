@@ -30,6 +30,8 @@ int cmd_client(struct server *s, const json_t *req, json_t *reply,
 	       struct errmsg *e);
 int cmd_pins(struct server *s, const json_t *req, json_t *reply,
 	     struct errmsg *e);
+int cmd_check(struct server *s, const json_t *req, json_t *reply,
+	      struct errmsg *e);
 int cmd_dump(struct server *s, const json_t *req, json_t *reply,
 	     struct errmsg *e);
 

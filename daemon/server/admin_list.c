@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Lists for administrators: spaces, clients, pins; and the dump for tests. */
+/* Lists for administrators: spaces, clients, pins. */
 #include <errno.h>
 #include <string.h>
 
 #include "daemon/server/admin_json.h"
 #include "daemon/server/config_words.h"
 #include "ipc/base/clock.h"
-
-/* A page in the dump is some 400 bytes of text; the reply has an end. */
-#define DUMP_MAX_PAGES	120000u
 
 struct list_arg {
 	struct server	*s;
@@ -202,96 +199,5 @@ int cmd_pins(struct server *s, const json_t *req, json_t *r,
 
 	mm_for_each_pin(s->mm, list_pin, &l);
 	json_object_set_new(r, "pins", l.list);
-	return 0;
-}
-
-/* -- the dump ----------------------------------------------------------------------------- */
-
-static const char *const copy_states[] = { "none", "loading", "writing", "ready" };
-
-static json_t *copies_json(struct server *s, const struct mm_page_info *pi)
-{
-	json_t *list = json_array();
-	unsigned int i;
-
-	for (i = 0; i < s->nr_nodes; i++) {
-		json_t *o;
-
-		if (!pi->copy[i].state || pi->copy[i].state > 3)
-			continue;
-		o = json_pack("{s:s, s:s}", "node", s->node[i]->name,
-			      "state", copy_states[pi->copy[i].state]);
-		if (s->node[i]->kind == NODE_MEM)
-			json_object_update_new(o, json_pack("{s:I, s:o, s:I}",
-				"frame", (json_int_t)pi->copy[i].frame,
-				"word", json_hex(pi->copy[i].word),
-				"pins", (json_int_t)pi->copy[i].pins));
-		else
-			json_object_set_new(o, "slot",
-					    json_u64(pi->copy[i].slot));
-		json_array_append_new(list, o);
-	}
-	return list;
-}
-
-static void list_page(const struct mm_page_info *pi, void *arg)
-{
-	struct list_arg *l = arg;
-
-	if (l->n++ >= DUMP_MAX_PAGES)
-		return;
-	json_array_append_new(l->list, json_pack(
-		"{s:i, s:i, s:o, s:o, s:I, s:I, s:o}",
-		"space", (int)pi->space, "group", (int)pi->group,
-		"key", json_bytes_hex(pi->key, sizeof(pi->key)),
-		"parent", pi->has_parent
-			? json_bytes_hex(pi->parent, sizeof(pi->parent))
-			: json_null(),
-		"raw_bytes", (json_int_t)pi->raw_bytes,
-		"pos", (json_int_t)pi->pos,
-		"copies", copies_json(l->s, pi)));
-}
-
-static json_t *dump_nodes(struct server *s)
-{
-	json_t *list = json_array();
-	unsigned int i;
-
-	for (i = 0; i < s->nr_nodes; i++) {
-		struct mm_node_stat st;
-
-		mm_node_stat(s->mm, i, &st);
-		json_array_append_new(list, json_pack(
-			"{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
-			"name", st.node->name,
-			"kind", word_of(kind_words, st.kind),
-			"capacity", (json_int_t)st.node->capacity,
-			"used", (json_int_t)st.node->used,
-			"bytes_pages", (json_int_t)st.bytes_pages,
-			"frames", (json_int_t)st.frames,
-			"frames_free", (json_int_t)st.frames_free,
-			"frames_open", (json_int_t)st.frames_open,
-			"frames_magazine", (json_int_t)st.frames_magazine,
-			"frames_loading", (json_int_t)st.frames_loading,
-			"frames_ready", (json_int_t)st.frames_ready,
-			"frames_quarantine",
-			(json_int_t)st.frames_quarantine));
-	}
-	return list;
-}
-
-int cmd_dump(struct server *s, const json_t *req, json_t *r,
-	     struct errmsg *e)
-{
-	struct list_arg l = { .s = s, .list = json_array() };
-
-	mm_for_each_page(s->mm, list_page, &l);
-	json_object_set_new(r, "epoch", json_hex(s->epoch));
-	json_object_set_new(r, "nodes", dump_nodes(s));
-	json_object_set_new(r, "pages", l.list);
-	if (l.n > DUMP_MAX_PAGES)
-		return errmsg_set(e, -EMSGSIZE, "%llu pages are too many for a "
-				  "dump (%u)", (unsigned long long)l.n,
-				  DUMP_MAX_PAGES);
 	return 0;
 }

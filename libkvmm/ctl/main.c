@@ -99,7 +99,7 @@ static const struct argp parser = {
 			  "pins\n"
 			  "mode [SPACE|all] on|observe|bypass|readonly\n"
 			  "ping\n"
-			  "check",
+			  "check [MS]",
 	.doc		= "Shows and steers a kvmmd. Words may be shortened as "
 			  "long as they stay unique; SPACE is a number or the "
 			  "begin of an id."

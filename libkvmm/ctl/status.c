@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvmmctl status, ping, check: the whole. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ctl.h"
@@ -203,9 +204,13 @@ enum ctl_exit ctl_check(const struct ctl *c, int argc, char **argv)
 	enum ctl_exit rc;
 	json_t *r;
 
-	if (argc)
-		return ctl_usage("check takes no \"%s\"", argv[0]);
-	rc = ctl_ask(c, json_pack("{s:s}", "cmd", "check"), &r);
+	if (argc > 1 || (argc && (strspn(argv[0], "0123456789") !=
+				  strlen(argv[0]) || strlen(argv[0]) > 7)))
+		return ctl_usage("check takes milliseconds, no \"%s\"",
+				 argv[argc - 1]);
+	rc = ctl_ask(c, argc ? json_pack("{s:s, s:i}", "cmd", "check", "max_ms",
+					 atoi(argv[0])) :
+			       json_pack("{s:s}", "cmd", "check"), &r);
 	if (r)
 		printf("all laws hold (%.1f ms)\n",
 		       json_real_value(ctl_at(r, "ms")));

@@ -76,7 +76,7 @@ expect 0 "PID  *NAME" pins
 result $? "pins_lists"
 expect 0 "no space yet" mode bypass
 result $? "mode_without_a_space_says_so"
-expect 0 "all laws hold" check
+expect 0 "all laws hold" check && expect 0 "all laws hold" check 5000
 result $? "check_passes"
 
 expect 0 '"ok": true' --json status
@@ -87,7 +87,7 @@ result $? "json_can_be_parsed"
 
 bad_usage() {
 	expect 2 "several commands" s && expect 2 "no command" nonsense &&
-		expect 2 "what about" && expect 2 "mode \[SPACE" mode off &&
+		expect 2 "what about" && expect 2 "milliseconds" check now && expect 2 "mode \[SPACE" mode off &&
 		expect 2 "space \[list" space show &&
 		expect 2 "a time is" --timeout=1x ping
 }

@@ -455,7 +455,9 @@ static void check_all(struct fx *f)
 	uint64_t count[2];
 
 	ta_check(&f->d);
-	dump = ta_request(&f->d, "{\"cmd\": \"dump\"}");
+	dump = ta_request(&f->d, "{\"cmd\": \"dump\", \"max\": 20000}");
+	/* in one piece, of one moment */
+	T_CHECK(!json_object_get(dump, "next"), "too many pages");
 	read_pages(json_object_get(dump, "pages"), count);
 	check_closure();
 	check_pins(f);

@@ -366,6 +366,125 @@ static void pins_are_shown_with_their_age(void **state)
 	rc_close(&c);
 }
 
+#define NR_DUMPED	20
+
+static const char *text_at(json_t *o, const char *key)
+{
+	return json_string_value(json_object_get(o, key));
+}
+
+/* Count what an answer shows that was not shown before. */
+static unsigned int new_pages(json_t *r, bool seen[NR_DUMPED])
+{
+	unsigned int n = 0;
+	json_t *page;
+	size_t i;
+
+	assert_true(json_is_true(json_object_get(r, "ok")));
+	json_array_foreach(json_object_get(r, "pages"), i, page) {
+		unsigned int no;
+
+		/* the first byte of the key */
+		assert_int_equal(sscanf(text_at(page, "key"), "%2x", &no), 1);
+		assert_true(no >= 1 && no <= NR_DUMPED && !seen[no - 1]);
+		seen[no - 1] = true;
+		n++;
+	}
+	return n;
+}
+
+static void publish_roots(struct raw_client *c)
+{
+	struct ring_result res[NR_DUMPED];
+	struct ring_pub pub[NR_DUMPED] = { 0 };
+	struct ring_sqe e = { .op = RING_PUBLISH, .n = NR_DUMPED };
+	uint32_t frame[NR_DUMPED];
+	struct ring_cqe cqe;
+	unsigned int i;
+
+	rc_alloc(c, frame, NR_DUMPED);
+	for (i = 0; i < NR_DUMPED; i++) {
+		pub[i].key[0] = (uint8_t)(i + 1);
+		pub[i].frame = frame[i];
+		pub[i].flags = KVMM_PUB_ROOT;
+	}
+	e.win = c->win;
+	e.space = (uint16_t)c->space;
+	rc_submit(c, &e, pub, sizeof(pub));
+	rc_complete(c, &cqe, res, NR_DUMPED);
+	for (i = 0; i < NR_DUMPED; i++)
+		assert_int_equal(res[i].result, 0);
+}
+
+/* A big cache is dumped in pieces, so that nobody waits for all of it. */
+static void a_dump_comes_in_pieces(void **state)
+{
+	bool seen[NR_DUMPED] = { false };
+	unsigned int n, sum = 0, pieces = 0;
+	struct raw_client c;
+	char req[160], from[80] = "";
+	json_t *r;
+
+	assert_int_equal(rc_connect(&rig, 0, &c), 0);
+	rc_hello(&c);
+	rc_attach(&c);
+	rc_win_open(&c, KVMM_RW);
+	publish_roots(&c);
+	do {
+		snprintf(req, sizeof(req), "{\"cmd\": \"dump\", \"max\": 3%s}",
+			 from);
+		r = execute(req);
+		n = new_pages(r, seen);
+		assert_true(n <= 3 + 8);	/* and what hangs at one place */
+		sum += n;
+		pieces++;
+		from[0] = '\0';
+		if (text_at(r, "next"))
+			snprintf(from, sizeof(from), ", \"from\": \"%s\"",
+				 text_at(r, "next"));
+		json_decref(r);
+	} while (from[0]);
+	assert_int_equal(sum, NR_DUMPED);
+	assert_true(pieces > 1);
+	/* a place in a table that is no more */
+	r = execute("{\"cmd\": \"dump\", \"from\": \"0:3:1\"}");
+	assert_int_equal(json_integer_value(json_object_get(r, "errno")),
+			 ESTALE);
+	json_decref(r);
+	r = execute("{\"cmd\": \"dump\", \"from\": \"here\"}");
+	assert_int_equal(json_integer_value(json_object_get(r, "errno")),
+			 EINVAL);
+	json_decref(r);
+	r = execute("{\"cmd\": \"dump\", \"max\": 0}");
+	assert_non_null(strstr(text_at(r, "error"), "1 to 20000"));
+	json_decref(r);
+	rc_close(&c);
+}
+
+/* Nobody is served while it runs, so it says how long that would be. */
+static void a_check_that_would_take_too_long_is_refused(void **state)
+{
+	struct raw_client c;
+	json_t *r;
+
+	assert_int_equal(rc_connect(&rig, 0, &c), 0);
+	rc_hello(&c);
+	rc_attach(&c);
+	r = execute("{\"cmd\": \"check\"}");
+	assert_true(json_is_true(json_object_get(r, "ok")));
+	assert_true(json_integer_value(json_object_get(r, "estimate_ms")) > 0);
+	json_decref(r);
+	r = execute("{\"cmd\": \"check\", \"max_ms\": 0}");
+	assert_int_equal(json_integer_value(json_object_get(r, "errno")), EBUSY);
+	assert_non_null(strstr(text_at(r, "error"), "nobody would be served"));
+	json_decref(r);
+	r = execute("{\"cmd\": \"check\", \"max_ms\": \"1s\"}");
+	assert_int_equal(json_integer_value(json_object_get(r, "errno")),
+			 EINVAL);
+	json_decref(r);
+	rc_close(&c);
+}
+
 static void mode_reaches_the_shared_header(void **state)
 {
 	const struct kvmm_hdr *hdr;
@@ -427,6 +546,8 @@ int main(void)
 		TEST(status_says_everything),
 		TEST(lists_name_who_is_there),
 		TEST(pins_are_shown_with_their_age),
+		TEST(a_dump_comes_in_pieces),
+		TEST(a_check_that_would_take_too_long_is_refused),
 		TEST(mode_reaches_the_shared_header),
 		TEST(check_passes_and_faults_can_be_set),
 	};
