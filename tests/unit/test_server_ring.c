@@ -528,6 +528,32 @@ static void a_key_of_no_group_is_cut_off(void **state)
 	assert_int_equal(asked(), 0);
 }
 
+/* Else its last ends would be of a space that got the number after it. */
+static void what_was_posted_before_a_detach_is_taken_before_it(void **state)
+{
+	static struct sock_msg m;
+	struct wire_win *d = (struct wire_win *)m.buf;
+	struct ring_key key = { .group = 0 };
+	struct raw_client other;
+	unsigned int i;
+
+	/* so that the space stays */
+	assert_int_equal(rc_connect(&rig, 0, &other), 0);
+	rc_hello(&other);
+	rc_attach(&other);
+	rc_attach(&cl);
+	for (i = 0; i < LEDGER_SQ_ENTRIES; i++)
+		submit_end(&key, 1);
+	/* the message comes between two looks at the ring */
+	d->h = (struct wire_hdr){ .type = WIRE_DETACH, .len = sizeof(*d) };
+	d->win = (uint16_t)cl.space;
+	m.len = sizeof(*d);
+	session_request(session(), &m);
+	assert_int_equal(asked(), LEDGER_SQ_ENTRIES);
+	assert_false(mm_space_attached(space(), session()->mc));
+	rc_close(&other);
+}
+
 /* Another space is nobody's lie: it may have been detached meanwhile. */
 static void keys_of_a_foreign_space_are_ignored(void **state)
 {
@@ -651,6 +677,7 @@ int main(void)
 		WIN_TEST(a_foreign_frame_cannot_be_freed),
 		WIN_TEST(an_end_names_what_was_asked_for),
 		WIN_TEST(a_key_of_no_group_is_cut_off),
+		TEST(what_was_posted_before_a_detach_is_taken_before_it),
 		WIN_TEST(keys_of_a_foreign_space_are_ignored),
 		TEST(operations_on_no_window_are_errors),
 		WIN_TEST(a_read_only_client_cannot_publish),
