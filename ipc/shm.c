@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -49,6 +50,46 @@ static int reopen_ro(int fd)
 	return ro < 0 ? -errno : ro;
 }
 
+static uintptr_t page_up(uintptr_t v)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+
+	return (v + page - 1) & ~(page - 1);
+}
+
+/*
+ * Map a file so that huge pages of it can be: 2 MiB of the file that begin at a
+ * multiple of that do so in memory. Small ones lie where there is room.
+ */
+static void *map_aligned(size_t bytes, int prot, int fd, off_t off)
+{
+	uintptr_t from, at, end;
+	void *p;
+
+	if (bytes < SHM_HUGE_BYTES)
+		return mmap(NULL, bytes, prot, MAP_SHARED, fd, off);
+	p = mmap(NULL, bytes + SHM_HUGE_BYTES, PROT_NONE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		return p;
+	from = (uintptr_t)p;
+	end = page_up(from + bytes + SHM_HUGE_BYTES);
+	at = (from + SHM_HUGE_BYTES - 1) & ~(uintptr_t)(SHM_HUGE_BYTES - 1);
+	p = mmap((void *)at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, off);
+	if (p == MAP_FAILED) {
+		int err = errno;
+
+		munmap((void *)from, end - from);
+		errno = err;
+		return p;
+	}
+	if (at > from)
+		munmap((void *)from, at - from);
+	if (end > page_up(at + bytes))
+		munmap((void *)page_up(at + bytes), end - page_up(at + bytes));
+	return p;
+}
+
 int shm_create(struct shm *s, const char *name, size_t bytes, int want_ro)
 {
 	void *addr;
@@ -69,7 +110,7 @@ int shm_create(struct shm *s, const char *name, size_t bytes, int want_ro)
 			goto out_close;
 		}
 	}
-	addr = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	addr = map_aligned(bytes, PROT_READ | PROT_WRITE, fd, 0);
 	if (addr == MAP_FAILED) {
 		err = -errno;
 		goto out_close_ro;
@@ -105,8 +146,8 @@ int shm_map_fd(struct shm *s, int fd, size_t bytes, int writable)
 	    (uint64_t)st.st_size < bytes)
 		goto out_close;
 
-	addr = mmap(NULL, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-		    MAP_SHARED, fd, 0);
+	addr = map_aligned(bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+			   fd, 0);
 	if (addr == MAP_FAILED) {
 		err = errno == EACCES ? -EPROTO : -errno;
 		goto out_close;
@@ -127,6 +168,35 @@ out_close:
 	if (fd >= 0)
 		close(fd);
 	return err;
+}
+
+/*
+ * MADV_COLLAPSE wants some page of the piece to be there: a read is enough. It
+ * does not ask the system's policy for shared memory, which is "never" unless
+ * somebody changed it.
+ */
+int64_t shm_huge(int fd, uint64_t off, uint64_t bytes)
+{
+	uint64_t first = (off + SHM_HUGE_BYTES - 1) & ~(SHM_HUGE_BYTES - 1);
+	uint64_t end = (off + bytes) & ~(SHM_HUGE_BYTES - 1), at;
+	int64_t done = 0;
+	int err = 0;
+	char *p;
+
+	if (first >= end)
+		return 0;
+	p = map_aligned(end - first, PROT_READ, fd, (off_t)first);
+	if (p == MAP_FAILED)
+		return -errno;
+	for (at = 0; at < end - first; at += SHM_HUGE_BYTES) {
+		*(volatile char *)(p + at);
+		if (madvise(p + at, SHM_HUGE_BYTES, MADV_COLLAPSE))
+			err = -errno;
+		else
+			done += (int64_t)SHM_HUGE_BYTES;
+	}
+	munmap(p, end - first);
+	return done ? done : err;
 }
 
 void shm_fini(struct shm *s)

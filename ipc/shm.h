@@ -12,6 +12,12 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/mman.h>
+
+#define SHM_HUGE_BYTES	(UINT64_C(2) << 20)
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE	25		/* Linux 6.1 */
+#endif
 
 /**
  * struct shm - a memfd and its mapping in this process
@@ -48,6 +54,18 @@ int shm_create(struct shm *s, const char *name, size_t bytes, int want_ro);
  * Return: 0, -EBADF, -EPROTO (not sealed, too small), -ENOMEM.
  */
 int shm_map_fd(struct shm *s, int fd, size_t bytes, int writable);
+
+/**
+ * shm_huge() - give a part of a file's memory huge pages, if there are any
+ * @fd:		of a shm; stays the caller's
+ * @off, @bytes: whole huge pages (2 MiB) within it are tried
+ *
+ * What was sparse takes memory from then on. Whoever has it mapped keeps what he
+ * sees, and gets one TLB entry for 512: mappings made here are aligned for it.
+ * Blocks for about a millisecond a piece: for a worker, not for a loop.
+ * Return: bytes that have huge pages now, or -errno when none has.
+ */
+int64_t shm_huge(int fd, uint64_t off, uint64_t bytes);
 
 /** shm_fini() - unmap and close; fine on SHM_INIT and twice */
 void shm_fini(struct shm *s);

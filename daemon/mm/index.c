@@ -22,8 +22,10 @@
  * one go on reading it; it is never written again, so its entries age into
  * misses and stale frame words, which pinning finds out.
  */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include "daemon/mm/mm_types.h"
 #include "ipc/base/bits.h"
@@ -225,6 +227,67 @@ static struct index_line *place(struct index *ix, struct index_hash h)
 
 /* -- life ------------------------------------------------------------------ */
 
+#define HUGE_SLICE	(8 * SHM_HUGE_BYTES)	/* a job: some ten milliseconds */
+
+/**
+ * struct huge_job - huge pages for an index, piece by piece
+ *
+ * A look into a large table is mostly a page walk. The job has a descriptor of
+ * its own and knows nothing of the space, which may end meanwhile.
+ */
+struct huge_job {
+	struct work	work;
+	struct work_pool *pool;
+	int		fd;
+	uint64_t	off;
+	uint64_t	bytes;
+	bool		failed;
+};
+
+static void huge_fn(struct work *w)
+{
+	struct huge_job *j = container_of(w, struct huge_job, work);
+
+	j->failed = shm_huge(j->fd, j->off, min(j->bytes - j->off,
+						HUGE_SLICE)) < 0;
+	j->off += HUGE_SLICE;
+}
+
+/* One piece a job, so that others get their turn; none at all: give up. */
+static void huge_done(struct work *w)
+{
+	struct huge_job *j = container_of(w, struct huge_job, work);
+
+	if (!j->failed && j->off < j->bytes) {
+		work_submit(j->pool, &j->work);
+		return;
+	}
+	close(j->fd);
+	free(j);
+}
+
+/* Best effort: without it everything works, only slower. */
+static void index_want_huge(struct mm_space *sp)
+{
+	struct huge_job *j;
+
+	if (!sp->mm->o.pool || sp->index_shm.bytes < 2 * SHM_HUGE_BYTES)
+		return;
+	j = calloc(1, sizeof(*j));
+	if (!j)
+		return;
+	j->fd = fcntl(sp->index_shm.fd, F_DUPFD_CLOEXEC, 0);
+	if (j->fd < 0) {
+		free(j);
+		return;
+	}
+	j->pool = sp->mm->o.pool;
+	j->bytes = sp->index_shm.bytes;
+	j->work.fn = huge_fn;
+	j->work.done = huge_done;
+	work_submit(j->pool, &j->work);
+}
+
 static int index_new(struct shm *s, uint64_t nr_lines, uint32_t epoch,
 		     const uint64_t seed[2])
 {
@@ -267,6 +330,7 @@ int index_create(struct mm_space *sp, uint64_t nr_lines)
 	sp->index_epoch = 1;
 	sp->index_used = 0;
 	index_publish_epoch(sp);
+	index_want_huge(sp);
 	return 0;
 }
 
@@ -310,6 +374,7 @@ static int index_grow(struct mm_space *sp)
 	sp->index = ix;
 	sp->index_epoch++;
 	index_publish_epoch(sp);
+	index_want_huge(sp);
 	sp->mm->ops->index_grew(sp);
 	return 0;
 }

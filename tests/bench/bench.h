@@ -151,8 +151,10 @@ unsigned int bc_match(struct bench_client *c, struct kvmm_req *rq,
 /** bc_counter() - a counter of dram0 by name, from the daemon's status */
 uint64_t bc_counter(struct bench *b, const char *name);
 
-/** bench_shm() - shared zeroed memory, 4 KiB pages as kvmm's; exits on failure */
+/** bench_shm() - shared zeroed memory, 4 KiB pages; exits on failure */
 void *bench_shm(struct bench *b, size_t bytes);
+/** bench_shm_huge() - huge pages for it, as kvmmd has for an index; if there are */
+bool bench_shm_huge(void *p, size_t bytes);
 
 /* xorshift64*: fast, good enough to shuffle with. */
 static inline uint64_t bench_rand(uint64_t *state)

@@ -13,7 +13,7 @@
  * chains.
  *
  * Floor: what cannot be done with less. A hash table of the same 64-byte lines
- * at the same load, probed with the key's own bits (SHA-256 needs no hash),
+ * at the same load, in huge pages like kvmmd's, probed with the key's own bits (SHA-256 needs no hash),
  * the lines, frame words and pins prefetched in a software pipeline; each page
  * loads its frame word and writes its pin, plainly, and checks nothing: no
  * version, no second look, no atomic, no request, no unpin.
@@ -212,6 +212,7 @@ static void floor_init(struct match *m, kvmm_frame_t max_frame)
 
 	m->mask = lines - 1;
 	m->line = bench_shm(&m->b, lines * sizeof(*m->line));
+	bench_shm_huge(m->line, lines * sizeof(*m->line));
 	m->word = bench_shm(&m->b, (max_frame + 1ull) * sizeof(*m->word));
 	m->pin = bench_shm(&m->b, (max_frame + 1ull) * sizeof(*m->pin));
 	for (i = 0; i < NR_PAGES; i++) {

@@ -10,6 +10,7 @@
 
 #include <jansson.h>
 
+#include "ipc/shm.h"
 #include "tests/bench/bench.h"
 
 #define PUBLISH_MS	10000
@@ -203,15 +204,27 @@ uint64_t bc_counter(struct bench *b, const char *name)
 
 void *bench_shm(struct bench *b, size_t bytes)
 {
+	size_t room = bytes + SHM_HUGE_BYTES;
 	int fd = memfd_create("bench", MFD_CLOEXEC);
+	uintptr_t at;
 	void *p;
 
 	if (fd < 0 || ftruncate(fd, (off_t)bytes))
 		bench_die(b, "memory", -errno);
-	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-		 MAP_SHARED | MAP_POPULATE, fd, 0);
+	p = mmap(NULL, room, PROT_NONE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		bench_die(b, "memory", -errno);
+	at = ((uintptr_t)p + SHM_HUGE_BYTES - 1) & ~(SHM_HUGE_BYTES - 1);
+	p = mmap((void *)at, bytes, PROT_READ | PROT_WRITE,
+		 MAP_SHARED | MAP_POPULATE | MAP_FIXED, fd, 0);
 	if (p == MAP_FAILED)
 		bench_die(b, "memory", -errno);
 	close(fd);
 	return p;
+}
+
+bool bench_shm_huge(void *p, size_t bytes)
+{
+	return !madvise(p, bytes & ~(SHM_HUGE_BYTES - 1), MADV_COLLAPSE);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -126,6 +127,71 @@ static void no_bytes_is_an_error(void **state)
 	assert_int_equal(s.fd, -1);
 }
 
+static long nr_maps(void)
+{
+	FILE *f = fopen("/proc/self/maps", "r");
+	long n = 0;
+	int c;
+
+	assert_non_null(f);
+	while ((c = fgetc(f)) != EOF)
+		n += c == '\n';
+	fclose(f);
+	return n;
+}
+
+/* Large ones are mapped so that huge pages fit, and nothing is left around them. */
+static void large_files_are_mapped_for_huge_pages(void **state)
+{
+	size_t sizes[] = { SHM_HUGE_BYTES, SHM_HUGE_BYTES + 1,
+			   3 * SHM_HUGE_BYTES - 4096 };
+	unsigned int i;
+
+	for (i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+		struct shm s = SHM_INIT, r = SHM_INIT;
+		long maps = nr_maps();
+
+		assert_int_equal(shm_create(&s, "test", sizes[i], 1), 0);
+		assert_int_equal(shm_map_fd(&r, dup(s.ro_fd), sizes[i], 0), 0);
+		assert_int_equal((uintptr_t)s.addr % SHM_HUGE_BYTES, 0);
+		assert_int_equal((uintptr_t)r.addr % SHM_HUGE_BYTES, 0);
+		((char *)s.addr)[sizes[i] - 1] = 7;
+		assert_int_equal(((char *)r.addr)[sizes[i] - 1], 7);
+		shm_fini(&r);
+		shm_fini(&s);
+		assert_int_equal(nr_maps(), maps);
+	}
+}
+
+/*
+ * Whether there are huge pages is the machine's business: what is in the file
+ * stays as it was, whoever has it mapped, and only whole pieces are tried.
+ */
+static void huge_pages_change_nothing_that_can_be_seen(void **state)
+{
+	size_t bytes = 3 * SHM_HUGE_BYTES, i;
+	struct shm s = SHM_INIT, r = SHM_INIT;
+	int64_t n;
+
+	assert_int_equal(shm_create(&s, "test", bytes, 1), 0);
+	assert_int_equal(shm_map_fd(&r, dup(s.ro_fd), bytes, 0), 0);
+	for (i = 0; i < bytes; i += 4096)
+		((char *)s.addr)[i + i / 4096 % 4096] = (char)(i / 4096);
+	n = shm_huge(s.fd, 4096, bytes - 4096);
+	assert_true(n < 0 || n % (int64_t)SHM_HUGE_BYTES == 0);
+	assert_true(n <= 2 * (int64_t)SHM_HUGE_BYTES);
+	assert_int_equal(shm_huge(s.fd, 4096, SHM_HUGE_BYTES), 0);
+	for (i = 0; i < bytes; i += 4096) {
+		assert_int_equal(((char *)r.addr)[i + i / 4096 % 4096],
+				 (char)(i / 4096));
+		((char *)s.addr)[i] = 3;
+		assert_int_equal(((char *)r.addr)[i], 3);
+	}
+	assert_true(shm_huge(-1, 0, bytes) < 0);
+	shm_fini(&r);
+	shm_fini(&s);
+}
+
 #define T(x) cmocka_unit_test_setup_teardown(x, setup, teardown)
 
 int main(void)
@@ -137,6 +203,8 @@ int main(void)
 		T(two_mappings_are_one_memory),
 		T(a_child_does_not_have_the_mapping),
 		T(no_bytes_is_an_error),
+		T(large_files_are_mapped_for_huge_pages),
+		T(huge_pages_change_nothing_that_can_be_seen),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
