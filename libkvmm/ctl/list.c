@@ -63,9 +63,8 @@ static void print_observed(const json_t *s)
 		       "observed", asked, hits, 100.0 * hits / asked,
 		       asked - hits);
 	if (ctl_int(s, "ghost_pages"))
-		printf("  %-14s %" PRId64 " pages, of which only the keys are"
-		       " kept\n", asked ? "" : "observed",
-		       ctl_int(s, "ghost_pages"));
+		printf("  %-14s %" PRId64 " of pages that were published\n",
+		       "keys kept", ctl_int(s, "ghost_pages"));
 }
 
 static void print_space(const json_t *s)
