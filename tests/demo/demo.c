@@ -364,8 +364,9 @@ static void close_books(struct stage *st)
 	}
 	if (err)
 		snprintf(st->out.why, sizeof(st->out.why),
-			 "kvmmd runs and was not to be asked: %s",
-			 strerror(-err));
+			 "kvmmd runs and was not to be asked: %s%s",
+			 strerror(-err), access(st->kvmmd.admin, F_OK) ?
+			 "; somebody has removed its admin socket" : "");
 	st->out.daemon_exit = td_stop(&st->kvmmd);
 	if (err || st->out.daemon_exit)
 		td_dump_log(&st->kvmmd);
