@@ -671,16 +671,14 @@ static void work_while_stalled(struct stalled *s)
 /* What was stuck is over, its frames are back, pages come again. */
 static void end_stall(struct stalled *s)
 {
-	unsigned int there;
-
 	ta_fault(&s->d, "");
 	T_WAIT(STALL_MS + 5000,
 	       !ta_node(&s->d, "dram0", "frames.loading") &&
 	       !ta_node(&s->d, "nvme0", "read.inflight") &&
 	       !ta_node(&s->d, "nvme0", "write.inflight"));
-	T_WAIT(LONG_WAIT, missing(&s->c, 6, 10) == 0);
-	there = 40 * CHAIN - missing(&s->c, 1, 40);
-	T_CHECK(there >= s->safe * 9 / 10, "%u of %u pages", there, s->safe);
+	/* all but a tenth of what had a copy, as soon as the disk can */
+	T_WAIT(3 * LONG_WAIT, 40 * CHAIN - missing(&s->c, 1, 40) >=
+			      s->safe * 9 / 10);
 	tc_close(&s->c);
 	ta_baseline(&s->d, LONG_WAIT);
 	ta_check(&s->d);
