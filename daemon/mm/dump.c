@@ -270,8 +270,8 @@ static uint64_t space_metadata(const struct mm_space *sp)
 
 	bytes += sp->nr_pages * sp->mm->page_struct_bytes;
 	bytes += sp->hash_size * sizeof(*sp->hash);
-	if (sp->ghost)
-		bytes += GHOST_ENTRIES * sizeof(*sp->ghost);
+	if (sp->seen.ghost)
+		bytes += GHOST_ENTRIES * sizeof(*sp->seen.ghost);
 	/* keys are spread evenly: soon all of it is in use */
 	bytes += index_bytes(sp->index->nr_lines);
 	for (c = 0; c < sp->desc.nclasses; c++)
@@ -296,10 +296,10 @@ static void space_info(const struct mm_space *sp, struct mm_space_info *si)
 		.index_lines	= sp->index->nr_lines,
 		.index_used	= sp->index_used,
 		.metadata_bytes	= space_metadata(sp),
-		.asked		= sp->asked,
-		.ghost_asked	= sp->ghost_asked,
-		.ghost_hits	= sp->ghost_hits,
-		.ghost_pages	= sp->ghost_pages,
+		.asked		= sp->seen.asked,
+		.ghost_asked	= sp->seen.ghost_asked,
+		.ghost_hits	= sp->seen.ghost_hits,
+		.ghost_pages	= sp->seen.ghost_pages,
 	};
 	memcpy(si->id, sp->id, sizeof(si->id));
 	for (c = 0; c < sp->desc.nclasses; c++)

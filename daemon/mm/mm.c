@@ -312,6 +312,7 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 		return -ETIMEDOUT;
 	while ((sp = list_first(&mm->spaces, struct mm_space, link)))
 		space_free(sp);
+	ghost_forget(mm);
 	tier_fini(mm);
 	page_slabs_free(mm);
 	free(mm);

@@ -463,6 +463,8 @@ struct mm_space_info {
 void mm_for_each_space(struct mm *mm,
 		       void (*fn)(const struct mm_space_info *si, void *arg),
 		       void *arg);
+/** mm_kept_bytes() - what is remembered of spaces that ended */
+uint64_t mm_kept_bytes(const struct mm *mm);
 
 /**
  * mm_check() - every conservation law: closure, accounts, states, index

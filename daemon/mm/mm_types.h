@@ -392,6 +392,26 @@ struct ghost {
 };
 #define GHOST_ENTRIES	(1u << 17)
 
+/**
+ * struct seen - what was asked for in a space
+ * @ghost:	%GHOST_ENTRIES keys by hash, or NULL: never observed
+ * @asked:	keys that ended requests named
+ * @ghost_asked: of these in observe mode
+ * @ghost_hits:	of these known when asked for
+ * @ghost_pages: keys published in observe mode
+ */
+struct seen {
+	struct ghost	*ghost;
+	uint64_t	asked, ghost_asked, ghost_hits, ghost_pages;
+};
+
+/* What is kept of a space that ended; @id is zero where there is none. */
+struct kept {
+	uint8_t		id[32];
+	struct seen	seen;
+};
+#define KEPT		8
+
 struct mm_space {
 	struct mm	*mm;
 	uint32_t	ix;
@@ -413,8 +433,7 @@ struct mm_space {
 	struct pub_entry **pending;	/* publish.c: by key hash */
 	uint64_t	nr_pending;
 	bool		ending;		/* being taken apart */
-	struct ghost	*ghost;		/* observe: keys by hash, bounded */
-	uint64_t	asked, ghost_asked, ghost_hits, ghost_pages;
+	struct seen	seen;
 	struct list	link;
 };
 
@@ -425,6 +444,8 @@ struct mm {
 	unsigned int	nr_nodes;
 	struct mm_node	node[KVMM_MAX_NODES];
 	struct mm_space	*space[KVMM_MAX_SPACES];
+	struct kept	kept[KEPT];	/* ghost.c: the oldest at @kept_next */
+	unsigned int	kept_next;
 	struct list	spaces, engines;
 	uint32_t	engine_seq;
 	struct list	flights;	/* flight.c: reads in flight */
@@ -615,6 +636,10 @@ void pool_publish_avail(struct mm_pool *p);
 /* -- space.c, window.c, publish.c ---------------------------------------------- */
 void space_free(struct mm_space *sp);
 uint64_t spaces_run(struct mm *mm, uint64_t now_ns);
+/* ghost.c: what was asked for, while observed and from one space to the next */
+void ghost_keep(struct mm_space *sp);
+void ghost_take(struct mm_space *sp);
+void ghost_forget(struct mm *mm);
 void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4]);
 /* Was it published before @asked_ms? */
 bool ghost_known(const struct mm_space *sp, uint16_t group,

@@ -105,10 +105,10 @@ void space_free(struct mm_space *sp)
 	atomic_store_explicit(&hdr_space(sp)->live, 0, memory_order_release);
 	sp->mm->space[sp->ix] = NULL;
 	list_del(&sp->link);
+	ghost_keep(sp);
 	desc_fini(&sp->desc);
 	free(sp->desc_bytes);
 	free(sp->pending);
-	free(sp->ghost);
 	free(sp->hash);
 	free(sp);
 }
@@ -200,6 +200,7 @@ static int space_create(struct mm_client *c, struct desc *d,
 	memcpy(sp->id, id, sizeof(sp->id));
 	memcpy(sp->tenant, c->tenant, sizeof(sp->tenant));
 	sp->index_shm = (struct shm)SHM_INIT;
+	ghost_take(sp);
 	mm->space[ix] = sp;
 	list_add_tail(&mm->spaces, &sp->link);
 	sp->desc = *d;
@@ -388,44 +389,6 @@ void mm_detach(struct mm_client *c, struct mm_space *sp)
 	sp->mm->next_spaces_ns = 0;
 }
 
-/* -- observing ----------------------------------------------------------------------- */
-
-/*
- * A key has one place, by its hash, and the last that came has it: what was not
- * seen for long gives way, and a cache would have dropped it, too.
- */
-static uint32_t ghost_tag(const struct mm_space *sp, uint16_t group,
-			  const uint64_t key[4], uint32_t *at)
-{
-	uint64_t h = key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group);
-
-	*at = h >> 32 & (GHOST_ENTRIES - 1);
-	return (uint32_t)h | 1;
-}
-
-void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4])
-{
-	uint32_t at, tag = ghost_tag(sp, group, key, &at);
-
-	if (!sp->ghost)
-		sp->ghost = calloc(GHOST_ENTRIES, sizeof(*sp->ghost));
-	if (!sp->ghost || sp->ghost[at].tag == tag)
-		return;
-	if (!sp->ghost[at].tag)
-		sp->ghost_pages++;
-	sp->ghost[at].tag = tag;
-	sp->ghost[at].ms = now_ns() / NSEC_PER_MSEC;
-}
-
-bool ghost_known(const struct mm_space *sp, uint16_t group,
-		 const uint64_t key[4], uint32_t asked_ms)
-{
-	uint32_t at, tag = ghost_tag(sp, group, key, &at);
-
-	return sp->ghost && sp->ghost[at].tag == tag &&
-	       (int32_t)(asked_ms - sp->ghost[at].ms) > 0;
-}
-
 /* -- ending ----------------------------------------------------------------------------- */
 
 static bool pool_idle(const struct mm_pool *p)
@@ -445,6 +408,7 @@ static bool space_end(struct mm_space *sp)
 			if (sp->pool[c][n] && !pool_idle(sp->pool[c][n]))
 				return false;
 	sp->ending = true;
+	ghost_keep(sp);		/* its successor may come before it is gone */
 	for (c = 0; c < KVMM_MAX_CLASSES; c++)
 		for (n = 0; n < KVMM_MAX_NODES; n++)
 			if (sp->pool[c][n])

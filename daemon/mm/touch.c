@@ -106,12 +106,12 @@ int mm_asked(struct mm_space *sp, const struct ring_sqe *sqe,
 	for (i = 0; i < n; i++)
 		if (key[i].group >= sp->desc.ngroups)
 			return -EINVAL;
-	sp->asked += n;
+	sp->seen.asked += n;
 	if (mm_space_mode(sp) != KVMM_MODE_OBSERVE)
 		return 0;
-	sp->ghost_asked += n;
+	sp->seen.ghost_asked += n;
 	for (i = 0; i < n; i++)
-		sp->ghost_hits += would_hit(sp, &key[i], sqe->asked_ms);
+		sp->seen.ghost_hits += would_hit(sp, &key[i], sqe->asked_ms);
 	return 0;
 }
 

@@ -366,7 +366,8 @@ int cmd_status(struct server *s, const json_t *req, json_t *r,
 	json_object_set_new(r, "rings", rings_json(s, &t));
 	json_object_set_new(r, "rejects", rejects_json(s));
 	json_object_set_new(r, "memory", json_pack("{s:I, s:I, s:I}",
-			    "metadata", (json_int_t)sum.metadata,
+			    "metadata", (json_int_t)(sum.metadata +
+						     mm_kept_bytes(s->mm)),
 			    "ledgers_reserved", (json_int_t)t.ledger_bytes,
 			    "rss", (json_int_t)rss_bytes()));
 	json_object_set_new(r, "limits", json_pack("{s:i, s:o, s:o}",

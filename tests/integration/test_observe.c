@@ -171,6 +171,36 @@ static void pages_from_before_the_switch_count(void **state)
 	ta_check(&f->d);
 }
 
+static unsigned int nr_spaces(struct fx *f)
+{
+	json_t *r = ta_request(&f->d, "{\"cmd\": \"space\"}");
+	unsigned int n = json_array_size(json_object_get(r, "spaces"));
+
+	json_decref(r);
+	return n;
+}
+
+/* A space without pages ends with its clients: what was seen does not. */
+static void an_engine_that_restarts_loses_no_figures(void **state)
+{
+	struct td_opts o = observed();
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+
+	fx_start(f, &o);
+	tc_open(c, f->d.socket, NULL);
+	serve(c, 1, PAGES);
+	tc_close(c);
+	T_WAIT(10000, nr_spaces(f) == 0);
+	tc_open(c, f->d.socket, NULL);
+	T_EQ(of_space(f, "ghost_asked"), PAGES);
+	T_EQ(of_space(f, "ghost_pages"), PAGES);
+	serve(c, 1, PAGES);
+	T_EQ(of_space(f, "ghost_asked"), 2 * PAGES);
+	T_EQ(of_space(f, "ghost_hits"), PAGES);
+	ta_check(&f->d);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -179,6 +209,7 @@ int main(void)
 		FX_TEST(a_long_prompt_is_counted_whole),
 		FX_TEST(without_observing_nothing_is_named),
 		FX_TEST(pages_from_before_the_switch_count),
+		FX_TEST(an_engine_that_restarts_loses_no_figures),
 	};
 
 	fx_filter();

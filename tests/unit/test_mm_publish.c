@@ -213,9 +213,9 @@ static void observed_page_leaves_its_key_only(void **state)
 	}
 	assert_int_equal(state_of(f), FRAME_OPEN);
 	assert_null(mr_page(a, 1, 0));
-	assert_int_equal(a->space->ghost_pages, 1);
+	assert_int_equal(a->space->seen.ghost_pages, 1);
 	/* that its engine computed it again says nothing of who asked */
-	assert_int_equal(a->space->ghost_hits, 0);
+	assert_int_equal(a->space->seen.ghost_hits, 0);
 }
 
 static void asked(uint32_t asked_ms, uint32_t from, uint32_t n)
@@ -248,16 +248,16 @@ static void what_was_observed_before_it_is_asked_for_would_hit(void **state)
 	mr_take(&rig, 5);
 	/* by the request that computed it, or one that ran beside it */
 	asked(before, 0, 3);
-	assert_int_equal(a->space->ghost_asked, 3);
-	assert_int_equal(a->space->ghost_hits, 0);
+	assert_int_equal(a->space->seen.ghost_asked, 3);
+	assert_int_equal(a->space->seen.ghost_hits, 0);
 	/* computing it once more does not make it younger */
 	mr_publish(a, &p, 1, 6);
 	mr_take(&rig, 6);
 	asked(ms_now() + 1, 0, 3);
-	assert_int_equal(a->space->ghost_asked, 6);
-	assert_int_equal(a->space->ghost_hits, 1);
+	assert_int_equal(a->space->seen.ghost_asked, 6);
+	assert_int_equal(a->space->seen.ghost_hits, 1);
 	asked(ms_now() + 1, 1, 2);
-	assert_int_equal(a->space->ghost_hits, 1);
+	assert_int_equal(a->space->seen.ghost_hits, 1);
 }
 
 static void pages_of_before_would_hit_while_observed(void **state)
@@ -265,17 +265,17 @@ static void pages_of_before_would_hit_while_observed(void **state)
 	mr_put(a, 1, 0, 2);
 	mm_space_set_mode(a->space, KVMM_MODE_OBSERVE);
 	asked(ms_now(), 0, 4);
-	assert_int_equal(a->space->ghost_asked, 4);
-	assert_int_equal(a->space->ghost_hits, 2);
+	assert_int_equal(a->space->seen.ghost_asked, 4);
+	assert_int_equal(a->space->seen.ghost_hits, 2);
 }
 
 static void a_trace_names_keys_without_observing(void **state)
 {
 	mr_put(a, 1, 0, 2);
 	asked(ms_now(), 0, 4);
-	assert_int_equal(a->space->asked, 4);
-	assert_int_equal(a->space->ghost_asked, 0);
-	assert_int_equal(a->space->ghost_hits, 0);
+	assert_int_equal(a->space->seen.asked, 4);
+	assert_int_equal(a->space->seen.ghost_asked, 0);
+	assert_int_equal(a->space->seen.ghost_hits, 0);
 }
 
 static void a_key_of_no_group_counts_nothing(void **state)
@@ -285,8 +285,8 @@ static void a_key_of_no_group_counts_nothing(void **state)
 
 	mm_space_set_mode(a->space, KVMM_MODE_OBSERVE);
 	assert_int_equal(mm_asked(a->space, &sqe, key), -EINVAL);
-	assert_int_equal(a->space->asked, 0);
-	assert_int_equal(a->space->ghost_asked, 0);
+	assert_int_equal(a->space->seen.asked, 0);
+	assert_int_equal(a->space->seen.ghost_asked, 0);
 }
 
 static void nothing_is_seen_before_its_step(void **state)
