@@ -760,9 +760,15 @@ static unsigned int pick_op(void)
 	return i;
 }
 
+/* Has it been about something? */
+static bool enough(unsigned int steps)
+{
+	return seen.hits > steps / 2 && seen.sealed > steps / 4 && seen.fetched;
+}
+
 static void random_operations_agree_with_the_reference(void **state)
 {
-	struct td_opts o = { .dram_bytes = 6 * MIB, .nvme_bytes = 10 * MIB };
+	struct td_opts o = { .dram_bytes = 4 * MIB, .nvme_bytes = 10 * MIB };
 	unsigned int steps = test_long() ? 50000 : 1200, s;
 	struct fx *f = *state;
 	uint32_t c;
@@ -778,7 +784,7 @@ static void random_operations_agree_with_the_reference(void **state)
 	tc_close(&f->c[0]);
 	for (c = 0; c < CLIENTS; c++)
 		fx_client(f, c, 0, &small_pages);
-	for (s = 0; s < steps; s++) {
+	for (s = 0; s < steps || (s < 4 * steps && !enough(steps)); s++) {
 		unsigned int op = pick_op();
 		uint32_t who = roll(CLIENTS), r = roll(REQS);
 
@@ -796,9 +802,7 @@ static void random_operations_agree_with_the_reference(void **state)
 	       (unsigned long long)seen.deaths,
 	       (unsigned long long)seen.restarts,
 	       (unsigned long long)seen.faults);
-	/* it has not been about nothing */
-	T_CHECK(seen.hits > steps / 2 && seen.sealed > steps / 4 &&
-		seen.fetched > 0);
+	T_CHECK(enough(steps), "%u steps were about too little", s);
 	for (c = 0; c < CLIENTS; c++)
 		proc_end(&f->p[c]);
 	ta_baseline(&f->d, LONG_WAIT);
