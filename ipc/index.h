@@ -72,7 +72,8 @@ static_assert(sizeof(struct index_line) == 64, "shm ABI");
 
 /**
  * struct index - head of an index memfd
- * @magic:	%KVMM_MAGIC_INDEX
+ * @magic:	%KVMM_MAGIC_INDEX; changes with the hash, too: a reader that looks
+ *		for pages where they are not would only miss
  * @size:	sizeof(struct index), and the offset of the lines
  * @epoch:	which of the space's indexes this is; starts at 1
  * @nr_lines:	a multiple of %INDEX_SPAN
