@@ -41,7 +41,8 @@ struct engine_stats {
 	_Atomic uint64_t match_ns;	/* spent in them */
 	_Atomic uint64_t pages_asked;
 	_Atomic uint64_t pages_dram;	/* hit at once */
-	_Atomic uint64_t pages_below;	/* hit after a fetch */
+	_Atomic uint64_t pages_below;	/* hit in a node below, after a fetch */
+	_Atomic uint64_t pages_coming;	/* were on their way here: a fetch waited */
 	_Atomic uint64_t pages_cross;	/* of both: another engine published it */
 	_Atomic uint64_t pages_late;	/* fetch asked for, not there in time */
 	_Atomic uint64_t pages_computed;

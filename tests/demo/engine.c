@@ -29,6 +29,8 @@
 
 #define PAGE_NS		NSEC_PER_MSEC	/* to compute a page: 0.5 M tokens/s */
 #define FETCH_NS	(300 * NSEC_PER_MSEC)
+#define PATIENT_NS	(3 * NSEC_PER_SEC)
+#define PATIENT		4u		/* fetches */
 #define FRAME_NS	(50 * NSEC_PER_MSEC)	/* wait for frames at most */
 #define DRAIN_NS	(20 * NSEC_PER_SEC)	/* for publishes, at most */
 
@@ -123,6 +125,15 @@ static void run_compute_next(struct run *r)
 	r->since = 0;
 }
 
+/*
+ * As an engine has it, but for the first few: on a disk that takes a second for
+ * everything it shows, too, that pages come back.
+ */
+static uint64_t fetch_ns(struct engine *e)
+{
+	return e->nr_fetches++ < PATIENT ? PATIENT_NS : FETCH_NS;
+}
+
 static void run_fetch(struct engine *e, struct run *r, uint32_t end)
 {
 	struct op *op = op_get(e, r);
@@ -136,7 +147,7 @@ static void run_fetch(struct engine *e, struct run *r, uint32_t end)
 	op->first = r->have;
 	op->n = end - r->have;
 	err = kvmm_fetch(r->rq, r->have, end, e->dram,
-			 op->start_ns + FETCH_NS, op->tag);
+			 op->start_ns + fetch_ns(e), op->tag);
 	if (err) {
 		op->run = NULL;
 		if (err != -EAGAIN)
@@ -208,7 +219,8 @@ static void fetch_done(struct engine *e, struct op *op,
 		       const struct kvmm_done *d)
 {
 	struct run *r = op->run;
-	uint32_t i = 0;
+	const struct kvmm_hit *hit = &r->hit[op->first];
+	uint32_t i = 0, below = 0;
 
 	if (r->state != RUN_FETCHING)
 		return;
@@ -216,9 +228,10 @@ static void fetch_done(struct engine *e, struct op *op,
 	if (!d->result)
 		while (i < d->n && i < op->n && !d->res[i].result &&
 		       read_page(e, r, op->first + i, d->res[i].frame))
-			i++;
+			below += hit[i++].state == KVMM_LOWER;
 	r->have += i;
-	count(&e->st->pages_below, i);
+	count(&e->st->pages_below, below);
+	count(&e->st->pages_coming, i - below);
 	count(&e->st->pages_late, op->n - i);
 	run_compute_next(r);
 }

@@ -86,6 +86,7 @@ struct engine {
 	struct places	places;
 	uint64_t	step;
 	uint64_t	busy_until;
+	unsigned int	nr_fetches;
 	struct op	*launched[NR_ACTIVE];
 	unsigned int	nr_launched;
 	uint64_t	seq;

@@ -168,14 +168,17 @@ static void print_hits(const struct shared *sh)
 {
 	uint64_t asked = SUM(sh, pages_asked), dram = SUM(sh, pages_dram);
 	uint64_t below = SUM(sh, pages_below), cross = SUM(sh, pages_cross);
+	uint64_t coming = SUM(sh, pages_coming);
 
 	row("pages asked for", "%" PRIu64 " of %u KiB", asked,
 	    PAGE_BYTES >> 10);
 	row("hit in DRAM", "%5.1f %%", percent(dram, asked));
 	row("hit in NVMe, fetched", "%5.1f %%   (%" PRIu64 " more came too late)",
 	    percent(below, asked), SUM(sh, pages_late));
+	row("hit on its way to DRAM", "%5.1f %%   (computed or fetched by another engine)",
+	    percent(coming, asked));
 	row("hit, by another engine", "%5.1f %% of all, %.1f %% of the hits",
-	    percent(cross, asked), percent(cross, dram + below));
+	    percent(cross, asked), percent(cross, dram + below + coming));
 	row("computed", "%5.1f %%   (%" PRIu64 " published, %" PRIu64 " were there by then, %" PRIu64 " refused, %" PRIu64 " kept private)",
 	    percent(SUM(sh, pages_computed), asked), SUM(sh, pages_published),
 	    SUM(sh, pages_twice), SUM(sh, pages_refused),
@@ -238,6 +241,8 @@ int report_print(const struct demo *dm, const struct outcome *o)
 	ok &= must(SUM(sh, stopped_hits), "hits go on while kvmmd is stopped");
 	ok &= must(SUM(sh, pages_dram), "pages are hit in DRAM");
 	ok &= must(SUM(sh, pages_below), "pages come back from NVMe");
+	ok &= must(SUM(sh, pages_twice) <= SUM(sh, pages_published) / 4,
+		   "what is there is found, and not computed again");
 	ok &= must(SUM(sh, pages_cross), "engines hit each other's pages");
 	ok &= must(!SUM(sh, wrong_bytes), "no byte is wrong");
 	ok &= must(!o->leaked, "no frame leaks");
