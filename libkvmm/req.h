@@ -5,7 +5,7 @@
 
 #include "libkvmm/space.h"
 
-/* -- requests (req.c, match.c, pin.c) ---------------------------------------------------- */
+/* -- requests (req.c, own.c, trim.c, match.c, match_out.c, pin.c) -------------------- */
 
 /* States of a page that kvmm_hit_state has no words for. */
 #define PAGE_UNKNOWN	0xff	/* not looked up */
@@ -194,6 +194,7 @@ void kvmm_own_add_open(struct kvmm_own *o, uint32_t frame);
 bool kvmm_own_del_open(struct kvmm_own *o, uint32_t frame);
 bool kvmm_own_has_open(const struct kvmm_own *o, uint32_t frame);
 void kvmm_own_add_pin(struct kvmm_own *o, uint32_t frame);
+void kvmm_own_unpin(struct kvmm_own *o);
 void kvmm_req_set_tail(struct kvmm_req *rq, unsigned int group,
 		       struct kvmm_view *v, uint32_t frame, uint64_t word,
 		       uint32_t len);
