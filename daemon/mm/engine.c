@@ -266,6 +266,16 @@ void engine_end(struct mm_engine *e)
 
 /* -- joining ----------------------------------------------------------------- */
 
+/*
+ * What a client did before it joins belongs to its engine of one, which ends
+ * with that: nothing may be left that names it.
+ */
+static bool engine_unused(const struct mm_engine *e, const struct mm_client *c)
+{
+	return list_empty(&c->windows) && list_empty(&c->ops) &&
+	       list_empty(&e->waiters) && !e->nr_open;
+}
+
 static int join_check(const struct mm_client *c, uint32_t rank, uint32_t world,
 		      uint32_t flags, struct errmsg *e)
 {
@@ -282,6 +292,9 @@ static int join_check(const struct mm_client *c, uint32_t rank, uint32_t world,
 		return errmsg_set(e, -EBUSY, c->joined ?
 			"this process is a member of an engine already" :
 			"spaces are attached: join comes first");
+	if (!engine_unused(c->engine, c))
+		return errmsg_set(e, -EBUSY,
+			"a window that was closed still has pins, frames to be freed or answers to be read");
 	return 0;
 }
 

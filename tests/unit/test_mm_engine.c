@@ -76,6 +76,55 @@ static void joining_is_refused_for_what_it_says(void **state)
 	assert_int_equal(join(c[3], 1, 1, 2, 0), -EOWNERDEAD);
 }
 
+/* A window that is closed, and a space left, and something of both remains. */
+static void joining_waits_for_what_is_left_of_closed_windows(void **state)
+{
+	uint32_t f, g;
+
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "engine", PAGE);
+	mr_win(a, 0);
+	mr_put(a, 1, 0, 1);
+	g = mr_page(a, 1, 0)->copy[0].frame;
+	mr_alloc(a, &f, 1);
+	/* a frame that is freed after a step to come */
+	assert_int_equal(mm_free(a->win, &f, 1, 3), 0);
+	mr_pin(a, g, 1);
+	pool = a->win->pool;
+	mm_win_close(a->win);
+	mm_detach(a->mc, a->space);
+	assert_int_equal(join(a, 1, 0, 1, 0), -EBUSY);
+	mr_step(a, 3);
+	assert_int_equal(state_of(f), FRAME_FREE);
+	/* and a pin */
+	assert_int_equal(join(a, 1, 0, 1, 0), -EBUSY);
+	mr_exit(a);
+	assert_int_equal(frame_pins(pool, g), 0);
+}
+
+static void joining_waits_for_answers(void **state)
+{
+	struct ring_pub p;
+	uint32_t f;
+
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "engine", PAGE);
+	mr_win(a, 0);
+	mr_alloc(a, &f, 1);
+	p = mr_pub(1, 0, f);
+	p.after = 3;
+	assert_null(mr_publish(a, &p, 1, 5));
+	mm_win_close(a->win);
+	mm_detach(a->mc, a->space);
+	assert_int_equal(join(a, 1, 0, 1, 0), -EBUSY);
+	mr_step(a, 3);
+	assert_int_equal(mr_answer(&rig, 5)->res[0].result, 0);
+	assert_int_equal(join(a, 1, 0, 1, 0), -EBUSY);
+	mr_take(&rig, 5);
+	mr_run(&rig);
+	assert_int_equal(join(a, 1, 0, 1, 0), 0);
+}
+
 static void members_hear_of_each_other(void **state)
 {
 	a = mr_client(&rig, 0, KVMM_RW);
@@ -377,6 +426,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(joining_is_refused_for_what_it_says),
+		T(joining_waits_for_what_is_left_of_closed_windows),
+		T(joining_waits_for_answers),
 		T(members_hear_of_each_other),
 		T(process_that_comes_back_takes_its_place_again),
 		T(step_is_the_minimum_over_all_members),
