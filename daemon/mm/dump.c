@@ -272,8 +272,9 @@ static uint64_t space_metadata(const struct mm_space *sp)
 	bytes += sp->hash_size * sizeof(*sp->hash);
 	if (sp->seen.ghost)
 		bytes += GHOST_ENTRIES * sizeof(*sp->seen.ghost);
-	/* keys are spread evenly: soon all of it is in use */
-	bytes += index_bytes(sp->index->nr_lines);
+	/* keys are spread evenly: each line in a memory page of its own, at first */
+	bytes += index_bytes(min(sp->index_used * INDEX_SPAN,
+				 sp->index->nr_lines));
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
 			bytes += (uint64_t)sp->pool[c][n]->nr_frames *

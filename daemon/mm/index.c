@@ -228,15 +228,18 @@ static struct index_line *place(struct index *ix, struct index_hash h)
 /* -- life ------------------------------------------------------------------ */
 
 #define HUGE_SLICE	(8 * SHM_HUGE_BYTES)	/* a job: some ten milliseconds */
+#define HUGE_PART	16	/* lines in use, one in so many, from which on */
 
 /**
  * struct huge_job - huge pages for an index, piece by piece
+ * @sp:		NULL when the space has another index by now, or none
  *
  * A look into a large table is mostly a page walk. The job has a descriptor of
- * its own and knows nothing of the space, which may end meanwhile.
+ * its own, so that the worker knows nothing of the space.
  */
 struct huge_job {
 	struct work	work;
+	struct mm_space	*sp;
 	struct work_pool *pool;
 	int		fd;
 	uint64_t	off;
@@ -258,19 +261,26 @@ static void huge_done(struct work *w)
 {
 	struct huge_job *j = container_of(w, struct huge_job, work);
 
-	if (!j->failed && j->off < j->bytes) {
+	if (j->sp && !j->failed && j->off < j->bytes) {
 		work_submit(j->pool, &j->work);
 		return;
 	}
+	if (j->sp)
+		j->sp->index_huge = NULL;
 	close(j->fd);
 	free(j);
 }
 
-/* Best effort: without it everything works, only slower. */
+/*
+ * Best effort: without it everything works, only slower. It makes the whole file
+ * resident. Keys are spread evenly, so at one line in HUGE_PART nearly all of it
+ * is anyway: four lines in each memory page.
+ */
 static void index_want_huge(struct mm_space *sp)
 {
 	struct huge_job *j;
 
+	sp->index_asked = true;
 	if (!sp->mm->o.pool || sp->index_shm.bytes < 2 * SHM_HUGE_BYTES)
 		return;
 	j = calloc(1, sizeof(*j));
@@ -281,11 +291,22 @@ static void index_want_huge(struct mm_space *sp)
 		free(j);
 		return;
 	}
+	j->sp = sp;
 	j->pool = sp->mm->o.pool;
 	j->bytes = sp->index_shm.bytes;
 	j->work.fn = huge_fn;
 	j->work.done = huge_done;
+	sp->index_huge = j;
 	work_submit(j->pool, &j->work);
+}
+
+/* What the worker has in hand it ends, and no more. */
+static void index_no_huge(struct mm_space *sp)
+{
+	if (sp->index_huge)
+		sp->index_huge->sp = NULL;
+	sp->index_huge = NULL;
+	sp->index_asked = false;
 }
 
 static int index_new(struct shm *s, uint64_t nr_lines, uint32_t epoch,
@@ -330,12 +351,12 @@ int index_create(struct mm_space *sp, uint64_t nr_lines)
 	sp->index_epoch = 1;
 	sp->index_used = 0;
 	index_publish_epoch(sp);
-	index_want_huge(sp);
 	return 0;
 }
 
 void index_destroy(struct mm_space *sp)
 {
+	index_no_huge(sp);
 	shm_fini(&sp->index_shm);
 	sp->index = NULL;
 }
@@ -369,12 +390,12 @@ static int index_grow(struct mm_space *sp)
 		}
 	}
 
+	index_no_huge(sp);
 	shm_fini(&sp->index_shm);
 	sp->index_shm = s;
 	sp->index = ix;
 	sp->index_epoch++;
 	index_publish_epoch(sp);
-	index_want_huge(sp);
 	sp->mm->ops->index_grew(sp);
 	return 0;
 }
@@ -429,6 +450,9 @@ void index_add(struct mm_space *sp, const struct page *pg, uint8_t node,
 		sp->index_pushed++;
 	}
 	line_write(l, &v);
+	if (!sp->index_asked &&
+	    sp->index_used >= sp->index->nr_lines / HUGE_PART)
+		index_want_huge(sp);
 }
 
 void index_prefetch(const struct mm_space *sp, const uint64_t key[4],

@@ -426,6 +426,8 @@ struct mm_space {
 	struct index	*index;
 	uint32_t	index_epoch;
 	uint64_t	index_used;
+	struct huge_job	*index_huge;	/* of this index, on its way */
+	bool		index_asked;	/* for huge pages */
 	struct page_chain *hash;	/* private: by page.hnext */
 	uint64_t	hash_size;
 	struct mm_pool	*pool[KVMM_MAX_CLASSES][KVMM_MAX_NODES];

@@ -209,6 +209,39 @@ static void random_operations_agree_with_an_array(void **state)
 	assert_int_equal(sp->index_used, used);
 }
 
+/*
+ * Not before the index is in use, one job an index, and what grows or ends under
+ * a job is left to it: the worker has a descriptor of its own.
+ */
+static void huge_pages_are_asked_for_when_they_cost_nothing(void **state)
+{
+	struct index_hit hit;
+	struct huge_job *first;
+	uint32_t i = 0, n;
+
+	assert_false(sp->index_asked);
+	while (index_bytes(sp->index->nr_lines) < 2 * SHM_HUGE_BYTES)
+		index_add(sp, named(i), 0, 0, i, i + 1), i++;
+	/* it has grown to that size just now */
+	first = sp->index_huge;
+	assert_non_null(first);
+	index_add(sp, named(i), 0, 0, i, i + 1);
+	i++;
+	assert_ptr_equal(sp->index_huge, first);
+	n = (uint32_t)sp->index->nr_lines;
+	while (sp->index->nr_lines == n)
+		index_add(sp, named(i), 0, 0, i, i + 1), i++;
+	assert_ptr_not_equal(sp->index_huge, first);
+	mr_settle(&rig);
+	assert_null(sp->index_huge);
+	assert_true(sp->index_asked);
+	for (n = 0; n < i; n++) {
+		assert_true(find(n, 0, &hit));
+		assert_int_equal(hit.frame, n + 1);
+		index_clear(sp, named(n), 0);
+	}
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -222,6 +255,7 @@ int main(void)
 		T(old_index_is_never_written_again),
 		T(colliding_keys_push_each_other_out_and_nobody_else),
 		T(random_operations_agree_with_an_array),
+		T(huge_pages_are_asked_for_when_they_cost_nothing),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
