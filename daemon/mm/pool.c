@@ -303,7 +303,8 @@ static void evacuate_other(struct mm_pool *p)
 	list_for_each_entry(q, &p->nd->pools, node_link) {
 		uint32_t keep = q->space->nr_clients ? 1 : 0;
 
-		if (q == p || q->nr_extents - q->extents_going <= keep)
+		if (q == p || q->ending ||
+		    q->nr_extents - q->extents_going <= keep)
 			continue;
 		if (q->nr_extents <= p->nr_extents &&
 		    (q->want || now - q->used_ns < EVACUATE_IDLE_NS))
@@ -446,7 +447,7 @@ void extent_down(struct mm_pool *p, uint32_t no)
 	struct mm *mm = p->space->mm;
 	struct mm_extent *e = &p->extent[no];
 
-	if (e->down_seq || e->nr_used)
+	if (!e->ext || e->down_seq || e->nr_used)
 		return;
 	extent_close(p, no);
 	e->down_seq = seq_next(p);
@@ -475,6 +476,7 @@ bool pool_end(struct mm_pool *p)
 	if (!p->nd->mem)
 		return true;
 	p->ending = true;
+	evacuate_forget(p);
 	for (no = 1; p->nr_extents && no <= p->max_extents; no++)
 		if (p->extent[no].ext && !p->extent[no].nr_used)
 			extent_down(p, no);
@@ -489,6 +491,7 @@ bool pool_abandon(struct mm_pool *p)
 	if (!p->nd->mem)
 		return true;
 	p->ending = true;
+	evacuate_forget(p);
 	for (no = 1; p->nr_extents && no <= p->max_extents; no++) {
 		if (!p->extent[no].ext)
 			continue;

@@ -413,6 +413,31 @@ static void an_extent_with_a_pinned_page_is_not_emptied(void **state)
 	rig_check(r);
 }
 
+/* The pages of the extent that is being emptied were the space's last ones. */
+static void a_space_may_end_while_its_extent_is_emptied(void **state)
+{
+	struct rig_opts o = { .dram_bytes = 128 * 4096, .no_nvme = true };
+	struct mm_node *nd;
+	struct ring_key key = { .group = RIG_FULL };
+
+	start(&o);
+	nd = &r->mm->node[RIG_DRAM];
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 4), 4);
+	assert_int_equal(pool_evacuate(kv()), 0);
+	assert_non_null(nd->evac);
+	/* all of it goes before anybody looks at the extent again */
+	rig_key(1, 0, key.key);
+	mm_report(r->c, r->sp, &key, KVMM_BAD);
+	rig_client_exit(r);
+	while (r->mm->nr_jobs)
+		work_poll(r->pool, 0);
+	spaces_run(r->mm, 0);
+	rig_run(r, 20);
+	assert_null(nd->evac);
+	rig_check(r);
+	assert_true(list_empty(&r->mm->spaces));
+}
+
 /* -- reports and touches ------------------------------------------------------------------ */
 
 static void a_reported_page_is_found_nowhere_and_its_reader_keeps_it(void **state)
@@ -695,6 +720,7 @@ int main(void)
 		T(a_full_lower_node_forgets_the_coldest),
 		T(memory_moves_to_the_class_that_needs_it),
 		T(an_extent_with_a_pinned_page_is_not_emptied),
+		T(a_space_may_end_while_its_extent_is_emptied),
 		T(a_reported_page_is_found_nowhere_and_its_reader_keeps_it),
 		T(a_touch_of_what_the_frame_no_longer_holds_is_ignored),
 		T(the_laws_hold_whatever_happens),
