@@ -305,6 +305,9 @@ void mm_stock(struct mm_win *w, uint32_t n);
 int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n,
 	    uint64_t after);
 
+/* Longer chains lose the touch of their heads; a bound for one ring entry. */
+#define MM_TOUCH_MAX	65536u
+
 /** mm_touch() - a request ended; walks the parents from the tail */
 void mm_touch(struct mm_win *w, const struct ring_sqe *sqe);
 

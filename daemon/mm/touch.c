@@ -9,9 +9,6 @@
  */
 #include "daemon/mm/tier.h"
 
-/* Longer chains lose the touch of their heads; a bound for one ring entry. */
-#define TOUCH_MAX	65536u
-
 static uint32_t end_flags(uint8_t how)
 {
 	switch (how) {
@@ -70,7 +67,7 @@ static struct page *touch_tail(const struct mm_win *w,
 void mm_touch(struct mm_win *w, const struct ring_sqe *sqe)
 {
 	struct page *pg = touch_tail(w, sqe);
-	uint32_t left = min(sqe->n, TOUCH_MAX);
+	uint32_t left = min(sqe->n, MM_TOUCH_MAX);
 	struct touch t = {
 		.now_ns	= now_ns(),
 		.flags	= end_flags(sqe->how),

@@ -29,6 +29,7 @@
 
 #define ROUND_ENTRIES	64	/* entries of one client a round */
 #define ROUND_PAGES	8192	/* pages of one client a round */
+#define OPS_A_PAGE	16	/* operations passed over in a page's time; a guess */
 #define MAX_OPS		LEDGER_SQ_ENTRIES
 #define MAX_PAGES	(1u << 16) /* submitted and not complete */
 #define MAX_BACKLOG	LEDGER_CQ_ENTRIES
@@ -389,6 +390,29 @@ static uint32_t entry_elems(const struct ring_sqe *e)
 }
 
 /*
+ * What an entry costs, in pages that are looked at, if all that it says is
+ * true. That is not always in its array: an end walks the parents of its tail,
+ * a refill looks for frames to reclaim, a cancel for its operation.
+ */
+static uint64_t entry_pages(const struct session *ss, const struct ring_sqe *e)
+{
+	switch (e->op) {
+	case RING_END:
+		return (uint64_t)e->nr_keys +
+		       (e->frame ? min(e->n, MM_TOUCH_MAX) : 0);
+	case RING_PUBLISH:
+	case RING_FETCH:
+	case RING_REFILL:
+	case RING_FREE:
+		return e->n;
+	case RING_CANCEL:
+		return ss->ring.ops / OPS_A_PAGE;
+	default:
+		return 1;
+	}
+}
+
+/*
  * Copy the entry's array out of the arena, and take the arena's part as
  * consumed. The array lies in [arena_head, arena_head + arena_len), and does
  * not wrap.
@@ -568,7 +592,8 @@ unsigned int ring_poll(struct session *ss)
 	struct ring *r = &ss->ring;
 	uint32_t pending = ring_pending(&r->ledger->sq, r->sq_head);
 	uint64_t arena = r->arena_head;
-	uint32_t done, pages = 0;
+	uint64_t pages = 0;
+	uint32_t done;
 
 	if (ring_blocked(ss))
 		return 0;
@@ -585,8 +610,7 @@ unsigned int ring_poll(struct session *ss)
 		if (ring_blocked(ss))
 			break;
 		entry_copy(&e, &r->sq[r->sq_head++ & (LEDGER_SQ_ENTRIES - 1)]);
-		if (e.op < RING_NR_OPS && op_array[e.op].bytes)
-			pages += entry_elems(&e);
+		pages += entry_pages(ss, &e);
 		ring_take(ss, &e);
 	}
 	r->submissions += done;

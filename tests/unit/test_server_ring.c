@@ -51,6 +51,14 @@ static struct session *session(void)
 	return list_first(&rig.s->sessions, struct session, link);
 }
 
+/* It was closed by the test. */
+static void no_client(void)
+{
+	cl = (struct raw_client){ .fd = -1, .doorbell = -1, .notify = -1,
+				  .hdr = SHM_INIT, .ledger_shm = SHM_INIT,
+				  .table = SHM_INIT, .wl_shm = SHM_INIT };
+}
+
 /* -- round trips -------------------------------------------------------------------- */
 
 static void nops_complete_in_order(void **state)
@@ -229,9 +237,7 @@ static void hanging_up_ends_hand_overs(void **state)
 	assert_int_equal(rig.s->nr_held, 0);
 	assert_int_equal(session()->state, SESSION_CLOSED);
 	assert_int_equal(mm_check(rig.s->mm, &e), 0);
-	cl = (struct raw_client){ .fd = -1, .doorbell = -1, .notify = -1,
-				  .hdr = SHM_INIT, .ledger_shm = SHM_INIT,
-				  .table = SHM_INIT, .wl_shm = SHM_INIT };
+	no_client();
 }
 
 /* -- back-pressure --------------------------------------------------------------------- */
@@ -528,6 +534,49 @@ static void a_key_of_no_group_is_cut_off(void **state)
 	assert_int_equal(asked(), 0);
 }
 
+static uint64_t touches(void)
+{
+	struct mm_node_stat st;
+
+	mm_node_stat(rig.s->mm, 0, &st);
+	return st.c.pgtouch;
+}
+
+#define CHAIN	500u
+
+/* A walk over the parents is work, too, whatever the entry's size. */
+static void ends_of_long_chains_share_a_round(void **state)
+{
+	static struct ring_result res[CHAIN];
+	static struct ring_pub pub[CHAIN];
+	static uint32_t frame[CHAIN];
+	struct ring_sqe e = {
+		.op = RING_END, .win = cl.win, .space = (uint16_t)cl.space,
+		.n = CHAIN,
+	};
+	struct ring_cqe cqe;
+	unsigned int i;
+
+	rc_alloc(&cl, frame, CHAIN);
+	for (i = 0; i < CHAIN; i++) {
+		pub[i] = (struct ring_pub){ .frame = frame[i], .pos = i };
+		memcpy(pub[i].key, &(uint32_t){ i + 1 }, 4);
+		memcpy(pub[i].parent, &i, 4);
+	}
+	publish(&cl, pub, CHAIN, 1);
+	rc_complete(&cl, &cqe, res, CHAIN);
+	rc_advance(&cl);
+	assert_int_equal(res[CHAIN - 1].result, 0);
+	e.frame = res[CHAIN - 1].frame;
+	e.arg = res[CHAIN - 1].word;
+	for (i = 0; i < 64; i++)
+		rc_submit(&cl, &e, NULL, 0);
+	assert_in_range(ring_poll(session()), 1, 32);
+	assert_in_range(touches(), CHAIN, 8192 + CHAIN);
+	srig_pump(&rig);
+	assert_int_equal(touches(), 64 * CHAIN);
+}
+
 /* Else its last ends would be of a space that got the number after it. */
 static void what_was_posted_before_a_detach_is_taken_before_it(void **state)
 {
@@ -677,6 +726,7 @@ int main(void)
 		WIN_TEST(a_foreign_frame_cannot_be_freed),
 		WIN_TEST(an_end_names_what_was_asked_for),
 		WIN_TEST(a_key_of_no_group_is_cut_off),
+		WIN_TEST(ends_of_long_chains_share_a_round),
 		TEST(what_was_posted_before_a_detach_is_taken_before_it),
 		WIN_TEST(keys_of_a_foreign_space_are_ignored),
 		TEST(operations_on_no_window_are_errors),
