@@ -313,7 +313,7 @@ static int run(const struct config *c, const char *path)
 	struct activation act = { .nr = 0 };
 	struct server_opts o = { .cfg = c, .config_path = path };
 	struct errmsg e = { "" };
-	int sigfd, err;
+	int sigfd, err, stopped;
 
 	sigfd = signals_open();
 	if (sigfd < 0) {
@@ -339,7 +339,12 @@ static int run(const struct config *c, const char *path)
 		err = serve(&d);
 	loop_del(d.server, &d.signals);
 	close(sigfd);
-	if (server_destroy(d.server, deadline_in(STOP_NS))) {
+	stopped = server_destroy(d.server, deadline_in(STOP_NS));
+	if (stopped == -EBUSY) {
+		log_info("the kernel takes back the rest of the memory");
+		_exit(err ? EXIT_FAILURE : EXIT_SUCCESS);
+	}
+	if (stopped) {
 		/* the kernel still writes to memory that must not be freed */
 		log_err("I/O is stuck after %" PRIu64 " s: leaving it behind",
 			(uint64_t)(STOP_NS / NSEC_PER_SEC));

@@ -309,7 +309,7 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 		if (sp->hash_size)
 			space_drop_pages(sp);
 	if (!pump_until(mm, deadline_ns, pools_gone))
-		return -ETIMEDOUT;
+		return -EBUSY;
 	while ((sp = list_first(&mm->spaces, struct mm_space, link)))
 		space_free(sp);
 	ghost_forget(mm);

@@ -125,7 +125,9 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e);
 
 /**
  * mm_destroy() - end everything; I/O is waited for until @deadline_ns
- * Return: 0; -ETIMEDOUT: I/O is stuck, nothing that it may touch was freed.
+ * Return: 0; -ETIMEDOUT: I/O is stuck, nothing that it may touch was freed;
+ * -EBUSY: all I/O is over, and workers still give memory back. After either,
+ * call it again or exit.
  */
 int mm_destroy(struct mm *mm, uint64_t deadline_ns);
 

@@ -422,7 +422,9 @@ int server_create(const struct server_opts *o, struct server **ret,
 
 /**
  * server_destroy() - stop serving, end I/O, free everything
- * Return: 0; -ETIMEDOUT: I/O is stuck; then exit without touching more.
+ * Return: 0; -ETIMEDOUT: I/O is stuck; -EBUSY: nothing is, but there is much
+ * memory to give back, which the kernel does as well. After either, exit without
+ * touching more.
  */
 int server_destroy(struct server *s, uint64_t deadline_ns);
 

@@ -341,6 +341,17 @@ static void full_node_of_pins_refuses_another_class(void **state)
 	assert_true(e.text[0]);
 }
 
+/* Memory takes a while to give back; that is no I/O that is stuck. */
+static void a_stop_that_has_no_time_left_says_what_for(void **state)
+{
+	mr_attach(a, "stop", PAGE);
+	mr_settle(&rig);
+	mr_check(&rig);
+	assert_int_equal(mm_destroy(rig.mm, 0), -EBUSY);
+	assert_int_equal(mm_destroy(rig.mm, 0), -EBUSY);
+	/* and the third, which has time, is the teardown's */
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -363,6 +374,7 @@ int main(void)
 		T(number_of_a_gone_extent_is_new_to_everybody),
 		T(full_node_makes_room_for_another_class),
 		T(full_node_of_pins_refuses_another_class),
+		T(a_stop_that_has_no_time_left_says_what_for),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
