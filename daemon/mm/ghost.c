@@ -14,6 +14,8 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/mix.h"
 
+#define GHOST_OLD_MS	(1u << 30)
+
 /*
  * A key has one place, by its hash, and the last that came has it: what was not
  * seen for long gives way, and a cache would have dropped it, too.
@@ -27,14 +29,27 @@ static uint32_t ghost_tag(const struct mm_space *sp, uint16_t group,
 	return (uint32_t)h | 1;
 }
 
+/* Ages are told apart up to 2^31 ms, 24 days: old is old, and no older. */
+static void ghost_age(struct ghost *g)
+{
+	uint32_t now = now_ns() / NSEC_PER_MSEC;
+
+	if (now - g->ms > GHOST_OLD_MS)
+		g->ms = now - GHOST_OLD_MS;
+}
+
 void ghost_publish(struct mm_space *sp, uint16_t group, const uint64_t key[4])
 {
 	uint32_t at, tag = ghost_tag(sp, group, key, &at);
 
 	if (!sp->seen.ghost)
 		sp->seen.ghost = calloc(GHOST_ENTRIES, sizeof(*sp->seen.ghost));
-	if (!sp->seen.ghost || sp->seen.ghost[at].tag == tag)
+	if (!sp->seen.ghost)
 		return;
+	if (sp->seen.ghost[at].tag == tag) {
+		ghost_age(&sp->seen.ghost[at]);
+		return;
+	}
 	if (!sp->seen.ghost[at].tag)
 		sp->seen.ghost_pages++;
 	sp->seen.ghost[at].tag = tag;
@@ -46,6 +61,8 @@ bool ghost_known(const struct mm_space *sp, uint16_t group,
 {
 	uint32_t at, tag = ghost_tag(sp, group, key, &at);
 
+	if (sp->seen.ghost && sp->seen.ghost[at].tag == tag)
+		ghost_age(&sp->seen.ghost[at]);
 	return sp->seen.ghost && sp->seen.ghost[at].tag == tag &&
 	       (int32_t)(asked_ms - sp->seen.ghost[at].ms) > 0;
 }

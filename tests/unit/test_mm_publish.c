@@ -238,7 +238,7 @@ static uint32_t ms_now(void)
 
 static void what_was_observed_before_it_is_asked_for_would_hit(void **state)
 {
-	uint32_t f, before = ms_now();
+	uint32_t f, i, before = ms_now();
 	struct ring_pub p;
 
 	mr_alloc(a, &f, 1);
@@ -258,6 +258,12 @@ static void what_was_observed_before_it_is_asked_for_would_hit(void **state)
 	assert_int_equal(a->space->seen.ghost_hits, 1);
 	asked(ms_now() + 1, 1, 2);
 	assert_int_equal(a->space->seen.ghost_hits, 1);
+	/* nor does a month that it was not asked for make it unknown */
+	for (i = 0; i < GHOST_ENTRIES; i++)
+		if (a->space->seen.ghost[i].tag)
+			a->space->seen.ghost[i].ms = ms_now() - (1u << 31) - 9;
+	asked(ms_now(), 0, 1);
+	assert_int_equal(a->space->seen.ghost_hits, 2);
 }
 
 static void pages_of_before_would_hit_while_observed(void **state)
