@@ -100,6 +100,8 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @created:	the file was made here
  * @sparse:	space is not preallocated: writes take it
  * @room:	sparse: bytes that may still be taken, as the worker last saw it
+ * @taken:	sparse: bytes on their way when the worker began to look, or since:
+ *		it may not have seen them
  * @super:	the superblock as it is on the medium now
  * @nr_segs:	segments of the store
  * @written:	one bit a segment: has been written as a whole
@@ -118,6 +120,7 @@ struct nvme_open {
 	bool			created;
 	bool			sparse;
 	uint64_t		room;
+	uint64_t		taken;
 	struct nvme_super	super;
 	uint32_t		nr_segs;
 	uint64_t		*written;

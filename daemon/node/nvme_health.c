@@ -104,6 +104,7 @@ void nvme_take_room(struct nvme *nv, uint64_t bytes)
 {
 	if (!nv->open.sparse || !nv->opts.free_floor_pct)
 		return;
+	nv->open.taken += bytes;
 	nv->room -= min(nv->room, bytes);
 	if (nv->room)
 		return;

@@ -493,9 +493,10 @@ static void watch_work_done(struct work *w)
 	struct nvme_open *o = &nv->open;
 
 	o->running = false;
-	o->next_ns = now_ns() + (o->room ? nv->opts.check_ns :
-					   nv->opts.probe_ns);
-	nv->room = o->room;
+	nv->room = o->room == UINT64_MAX ? o->room :
+					   o->room - min(o->room, o->taken);
+	o->next_ns = now_ns() + (nv->room ? nv->opts.check_ns :
+					    nv->opts.probe_ns);
 	if (!o->room != nv->floored && nv->node.state != NODE_OFFLINE) {
 		nv->floored = !o->room;
 		node_set_state(&nv->node, nv->node.state, nv->floored ?
@@ -529,6 +530,7 @@ void nvme_open_poll(struct nvme *nv, uint64_t now)
 	if (o->running || now < o->next_ns || nv->node.state == NODE_OFFLINE)
 		return;
 	o->running = true;
+	o->taken = nv->inflight_bytes[NODE_WRITE];
 	o->work.fn = watch ? watch_work : open_work;
 	o->work.done = watch ? watch_work_done : open_work_done;
 	work_submit(nv->aux, &o->work);
