@@ -166,17 +166,6 @@ static int hear_welcome(struct kvmm *k, struct kvmm_era **ret)
 
 /* -- eras ------------------------------------------------------------------------- */
 
-static void carry_step(struct kvmm_era *from, struct kvmm_era *to)
-{
-	uint64_t step = atomic_load_explicit(&from->ledger->step,
-					     memory_order_relaxed);
-
-	if (step > atomic_load_explicit(&to->ledger->step,
-					memory_order_relaxed))
-		/* seq_cst: as kvmm_step_done() */
-		atomic_store(&to->ledger->step, step);
-}
-
 /* From now on @e is the one. */
 static int enter_era(struct kvmm *k, struct kvmm_era *e)
 {
@@ -191,7 +180,7 @@ static int enter_era(struct kvmm *k, struct kvmm_era *e)
 	if (write(e->notify, &one, sizeof(one)) != sizeof(one))
 		return -errno;
 	if (old)
-		carry_step(old, e);
+		kvmm_step_carry(old, e);
 	k->fd_ready = true;
 	k->armed = false;
 	k->state = CONN_UP;

@@ -163,6 +163,12 @@ int kvmm_call_more(struct kvmm *k, uint16_t reply, size_t min_bytes,
 /* A message that is no reply to the call under way; closes its descriptors. */
 void kvmm_call_stray(struct kvmm *k, struct sock_msg *m);
 
+/* step.c */
+/* The step goes on in the next era where it was. */
+void kvmm_step_carry(struct kvmm_era *from, struct kvmm_era *to);
+/* The same, from the words of former eras that a stream may still write. */
+void kvmm_step_words(struct kvmm *k) __must_hold(&k->lock);
+
 /* poll.c */
 /* Take completions until @max are done; false: the ring makes no sense. */
 bool kvmm_cq_run(struct kvmm *k, struct kvmm_era *e, unsigned int max)

@@ -230,6 +230,7 @@ static unsigned int turn(struct kvmm *k, struct kvmm_done *done,
 		if (!kvmm_cq_run(k, e, max))
 			kvmm_conn_lost(k);
 		kvmm_ops_late(e, now);
+		kvmm_step_words(k);
 		kvmm_step_run(e);
 	}
 	look_at_socket(k, now, !k->nr_done);

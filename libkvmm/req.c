@@ -431,7 +431,8 @@ static void unpin_all(struct kvmm_req *rq)
 
 /*
  * The step is done, or the daemon is gone. In the latter case a kernel may be
- * reading still: the pins stay as they are, nobody counts them any more.
+ * reading still: the pins stay as they are, nobody counts them any more, and
+ * kvmm_win_sync() leaves the mappings alone until the step is done.
  */
 static void req_step(struct kvmm_deferred *d)
 {
@@ -441,6 +442,8 @@ static void req_step(struct kvmm_deferred *d)
 		kvmm_lock(&rq->lock);
 		unpin_all(rq);
 		kvmm_unlock(&rq->lock);
+	} else {
+		kvmm_att_read_until(rq->att, d->step);
 	}
 	req_put(rq);
 }

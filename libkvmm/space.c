@@ -122,6 +122,20 @@ void kvmm_att_put(struct kvmm_att *a)
 		kvmm_bury(a->era->k, &a->dead);
 }
 
+void kvmm_att_read_until(struct kvmm_att *a, uint64_t step)
+{
+	uint64_t old = atomic_load_explicit(&a->read_until,
+					    memory_order_relaxed);
+
+	/* relaxed: the caller's kvmm_att_put() shows it to who looks */
+	while (step > old)
+		if (atomic_compare_exchange_weak_explicit(&a->read_until, &old,
+							  step,
+							  memory_order_relaxed,
+							  memory_order_relaxed))
+			break;
+}
+
 int kvmm_space_enter(struct kvmm_space *sp, struct kvmm_era *e,
 		     uint64_t deadline)
 {

@@ -27,6 +27,8 @@ struct kvmm_view;
 /**
  * struct kvmm_att - a space in one era
  * @refs:	the space, every request that is bound to it
+ * @read_until:	latest step that was not done when a request ended, or trimmed,
+ *		for a daemon that is gone: what is mapped stays until then
  * @ix:		the space's index in the header
  * @index:	in force; swapped when it grows
  * @view:	open windows
@@ -40,6 +42,7 @@ struct kvmm_att {
 	struct kvmm_era	*era;
 	struct kvmm_space *sp;
 	uint32_t	ix;
+	_Atomic uint64_t read_until;
 	_Atomic(struct kvmm_ixmap *) index;
 	_Atomic(struct kvmm_view *) view[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	struct kvmm_view *views;
@@ -48,6 +51,8 @@ struct kvmm_att {
 /* Takes a reference unless @a is on its way out. */
 bool kvmm_att_get(struct kvmm_att *a);
 void kvmm_att_put(struct kvmm_att *a);
+/* Its daemon is gone, and what it showed may be read until @step. */
+void kvmm_att_read_until(struct kvmm_att *a, uint64_t step);
 /* WIRE_INDEX; takes the message's descriptor. */
 int kvmm_space_index(struct kvmm *k, struct sock_msg *m);
 /* Attach (again); the caller is in a set-up call. */
@@ -107,7 +112,7 @@ struct kvmm_peer {
  * @pos:	by frame: where it stands in its request's list, under req.lock
  * @stack:	free frames of this process, under @mag_lock; @nr_stack of them
  * @mag_head:	of the magazine ring, @mag_lock
- * @free_after:	latest step named by a free since the stack gave some back
+ * @free_after:	latest step named by a free
  * @target:	frames that a refill asks for
  * @level:	frames in hand once the last refill was answered, which may be
  *		fewer; @level_at refills had been then

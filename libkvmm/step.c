@@ -88,7 +88,7 @@ void kvmm_step_drop(struct kvmm_era *e)
 	run_until(e, UINT64_MAX);
 }
 
-/* -- public ------------------------------------------------------------------ */
+/* -- our own word ------------------------------------------------------------ */
 
 static void ring_daemon(struct kvmm_era *e)
 {
@@ -98,17 +98,11 @@ static void ring_daemon(struct kvmm_era *e)
 		stat_add(e->k, doorbells, 1);
 }
 
-int kvmm_step_done(struct kvmm *k, uint64_t step)
+static void advance(struct kvmm_era *e, uint64_t step)
 {
-	struct kvmm_era *e;
-	struct ledger *l;
-	uint64_t old;
+	struct ledger *l = e->ledger;
+	uint64_t old = atomic_load_explicit(&l->step, memory_order_relaxed);
 
-	if (!kvmm_enter(k))
-		return kvmm_fail_forked();
-	e = kvmm_era_now(k);
-	l = e->ledger;
-	old = atomic_load_explicit(&l->step, memory_order_relaxed);
 	/*
 	 * seq_cst, and seq_cst the load after it: the daemon stores
 	 * step_wanted, then loads step. One of us sees the other. It also
@@ -120,6 +114,34 @@ int kvmm_step_done(struct kvmm *k, uint64_t step)
 	if (step > old && !kvmm_era_lost(e) &&
 	    atomic_load(&l->step_wanted) <= step)
 		ring_daemon(e);
+}
+
+void kvmm_step_carry(struct kvmm_era *from, struct kvmm_era *to)
+{
+	/* acquire: pairs with the store of step_done or of a stream */
+	advance(to, atomic_load_explicit(&from->ledger->step,
+					 memory_order_acquire));
+}
+
+void kvmm_step_words(struct kvmm *k)
+{
+	struct kvmm_era *now = kvmm_era_now(k), *e;
+
+	for (e = k->word_eras; e; e = e->next_out)
+		if (e != now)
+			kvmm_step_carry(e, now);
+}
+
+/* -- public ------------------------------------------------------------------ */
+
+int kvmm_step_done(struct kvmm *k, uint64_t step)
+{
+	struct kvmm_era *e;
+
+	if (!kvmm_enter(k))
+		return kvmm_fail_forked();
+	e = kvmm_era_now(k);
+	advance(e, step);
 	kvmm_step_run(e);
 	kvmm_exit(k);
 	return 0;

@@ -20,9 +20,13 @@ static void trimmed_step(struct kvmm_deferred *d)
 	struct trimmed *t = container_of(d, struct trimmed, deferred);
 	uint32_t i;
 
-	if (d->step <= kvmm_era_step(t->att->era))
-		for (i = 0; i < t->n; i++)
-			kvmm_unpin(t->view, t->frame[i]);
+	if (d->step > kvmm_era_step(t->att->era)) {
+		/* the daemon is gone: as in req_step() */
+		kvmm_att_read_until(t->att, d->step);
+		t->n = 0;
+	}
+	for (i = 0; i < t->n; i++)
+		kvmm_unpin(t->view, t->frame[i]);
 	kvmm_view_drop(t->view);
 	kvmm_att_put(t->att);
 	free(t);

@@ -453,11 +453,51 @@ static void win_hide(struct kvmm_win *w)
 	atomic_store(&w->view, NULL);
 }
 
+/* The latest step that may still touch what is mapped of a daemon that is gone. */
+static uint64_t att_last_step(struct kvmm_att *a)
+{
+	uint64_t step = atomic_load_explicit(&a->read_until,
+					     memory_order_relaxed);
+	struct kvmm_view *v;
+
+	for (v = a->views; v; v = v->next) {
+		kvmm_lock(&v->mag_lock);
+		step = max(step, v->free_after);
+		kvmm_unlock(&v->mag_lock);
+	}
+	return step;
+}
+
 /*
- * After a change of daemon: attach and open again, at the same base, once no
- * request is bound to what was there before.
+ * May @a go, and its mappings with it? Not while a request is bound to it, nor
+ * while a kernel runs that was launched for one that has ended: @done is the
+ * last step of which the caller says that it is complete.
  */
-static int win_again(struct kvmm_win *w, uint64_t deadline)
+static int att_idle(struct kvmm_att *a, uint64_t done)
+{
+	struct kvmm *k = a->era->k;
+	uint64_t step;
+
+	/* one reference is the space's; new requests do not bind to it */
+	if (atomic_load(&a->refs) > 1)
+		return kvmm_fail(-EBUSY,
+			"requests of the former daemon are still open");
+	kvmm_lock(&k->lock);
+	kvmm_step_words(k);
+	kvmm_unlock(&k->lock);
+	step = att_last_step(a);
+	if (step > max(done, kvmm_era_step(kvmm_era_now(k))))
+		return kvmm_fail(-EBUSY,
+			"step %llu may still use pages of the former daemon",
+			(unsigned long long)step);
+	return 0;
+}
+
+/*
+ * After a change of daemon: attach and open again, at the same base, once
+ * nobody uses what was there before.
+ */
+static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 {
 	struct kvmm_space *sp = w->sp;
 	struct kvmm_era *e = kvmm_era_now(sp->k);
@@ -466,10 +506,11 @@ static int win_again(struct kvmm_win *w, uint64_t deadline)
 	struct kvmm_view *v;
 	int err;
 
-	/* one reference is the space's; new requests do not bind to it */
-	if (a->era != e && atomic_load(&a->refs) > 1)
-		return kvmm_fail(-EBUSY,
-			"requests of the former daemon are still open");
+	if (a->era != e) {
+		err = att_idle(a, done);
+		if (err)
+			return err;
+	}
 	win_hide(w);
 	if (a->era != e) {
 		struct kvmm_win *o;
@@ -535,7 +576,7 @@ int kvmm_win_sync(struct kvmm_win *w, uint64_t step)
 	if (v && v->att->era == kvmm_era_now(k))
 		err = sync_all(w, v, deadline);
 	else
-		err = win_again(w, deadline);
+		err = win_again(w, step, deadline);
 	kvmm_call_end(k);
 	return err;
 }
