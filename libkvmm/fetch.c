@@ -177,9 +177,13 @@ static int ask_all(struct kvmm_req *rq, struct kvmm_job *op, unsigned int first,
 	return 0;
 }
 
-/* The entries' arrays, all in @key, and room for the pins they bring. */
+/*
+ * The entries' arrays, all in @key, and room for the pins they bring: for all
+ * @n pages in each view, since several parts may be of one, and what other
+ * operations in flight bring does not count these yet.
+ */
 static int make_entries(struct kvmm_req *rq, struct kvmm_job *op,
-			struct ring_key *key, uint64_t deadline_ns)
+			struct ring_key *key, uint32_t n, uint64_t deadline_ns)
 {
 	struct kvmm_mset *m = kvmm_req_match(rq);
 	unsigned int i;
@@ -193,7 +197,7 @@ static int make_entries(struct kvmm_req *rq, struct kvmm_job *op,
 			return kvmm_fail(-EINVAL,
 				"a request may have pages of %u windows at most",
 				KVMM_MAX_CLASSES);
-		if (kvmm_own_room_pin(rq, o, part->n))
+		if (kvmm_own_room_pin(rq, o, n))
 			return -ENOMEM;
 		part->array = key + part->first;
 		part->bytes = part->n * sizeof(*key);
@@ -316,7 +320,7 @@ static int fetch(struct kvmm_req *rq, unsigned int first, unsigned int end,
 	op->deadline_ns = deadline_ns > DEADLINE_NONE - LIB_LATE_GRACE_NS ?
 			  DEADLINE_NONE : deadline_ns + LIB_LATE_GRACE_NS;
 	key = kvmm_op_keys(op, asked);
-	err = key ? make_entries(rq, op, key, deadline_ns) : -ENOMEM;
+	err = key ? make_entries(rq, op, key, asked, deadline_ns) : -ENOMEM;
 	if (!err)
 		err = post(rq, op);
 	if (!err)

@@ -243,6 +243,41 @@ static void pages_of_a_match_that_was_replaced_stay_pinned(void **state)
 	assert_int_equal(fk_all_pins(&f, 0), 0);
 }
 
+/*
+ * One class, two entries, and none of the pages is the match's any more: all of
+ * them become pins beside it.
+ */
+static void more_pages_than_an_entry_takes_can_all_be_pinned(void **state)
+{
+	static struct kvmm_key many[2 * KVMM_MAX_BATCH];
+	static struct kvmm_hit hits[2 * KVMM_MAX_BATCH];
+	static struct ring_result res[KVMM_MAX_BATCH];
+	const struct kvmm_keys keys = { .k = many, .n = 2 * KVMM_MAX_BATCH };
+	struct ring_sqe sqe[2];
+	uint32_t i;
+
+	for (i = 0; i < keys.n; i++)
+		many[i] = fk_key(2, i);
+	assert_int_equal(kvmm_match(c.rq, &keys, 1, 0, hits, &m), 0);
+	assert_int_equal(kvmm_fetch(c.rq, 0, keys.n, 0,
+				    deadline_in(10 * NSEC_PER_SEC), 7), 0);
+	posted(&sqe[0]);
+	posted(&sqe[1]);
+	assert_int_equal(sqe[1].n, KVMM_MAX_BATCH);
+	kvmm_match(c.rq, &keys, 1, 0, hits, &m);
+	for (i = 0; i < KVMM_MAX_BATCH; i++)
+		results(&res[i], 1, 80);
+	fk_answer(&f, &sqe[0], 0, res, KVMM_MAX_BATCH);
+	assert_int_equal(kvmm_poll(c.k, &d, 1), 0);
+	fk_answer(&f, &sqe[1], 0, res, KVMM_MAX_BATCH);
+	assert_int_equal(kvmm_poll(c.k, &d, 1), 1);
+	assert_int_equal(d.n, keys.n);
+	assert_int_equal(fk_pins(&f, 0, 80), keys.n);
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	c.rq = NULL;
+	assert_int_equal(fk_all_pins(&f, 0), 0);
+}
+
 static void an_ended_request_wants_no_pages(void **state)
 {
 	struct ring_sqe sqe, cancel;
@@ -398,6 +433,7 @@ int main(void)
 		T(without_a_deadline_the_cost_is_one),
 		T(nothing_to_ask_is_answered_at_once),
 		T(pages_of_a_match_that_was_replaced_stay_pinned),
+		T(more_pages_than_an_entry_takes_can_all_be_pinned),
 		T(an_ended_request_wants_no_pages),
 		T(a_cancel_is_passed_on_and_answered_once),
 		T(groups_of_several_classes_are_one_operation),
