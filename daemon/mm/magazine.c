@@ -293,16 +293,23 @@ static bool may_free(const struct mm_win *w, uint32_t f)
 static void free_step(struct step_wait *sw, int err)
 {
 	struct free_wait *fw = container_of(sw, struct free_wait, sw);
+	struct mm_pool *p = fw->pool;
 	uint32_t i;
 
 	/* a dead engine's frames go with the rest of what it holds */
 	for (i = 0; i < fw->n; i++) {
-		fw->pool->meta[fw->frame[i]].flags &= ~FMETA_FREE;
-		if (!err)
-			frame_put(fw->pool, fw->frame[i]);
+		const struct mm_win *w = p->meta[fw->frame[i]].win;
+
+		p->meta[fw->frame[i]].flags &= ~FMETA_FREE;
+		if (err)
+			continue;
+		frame_put(p, fw->frame[i]);
+		/* not here: who calls may be going through windows */
+		if (w->closed && !w->nr_open)
+			p->space->mm->next_closed_ns = 0;
 	}
 	if (!err)
-		pool_feed(fw->pool);
+		pool_feed(p);
 	free(fw);
 }
 

@@ -117,6 +117,7 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 			o->nr_nodes * sizeof(struct copy), 16);
 	list_init(&mm->spaces);
 	list_init(&mm->engines);
+	list_init(&mm->closed);
 	list_init(&mm->pub_ready);
 	list_init(&mm->pub_loading);
 	for (i = 0; i < o->nr_nodes; i++) {
@@ -206,6 +207,7 @@ uint64_t mm_run(struct mm *mm, uint64_t now_ns)
 	due = min(due, publish_run(mm, now_ns));
 	due = min(due, fetch_run(mm, now_ns));
 	due = min(due, reclaim_run(mm, now_ns));
+	due = min(due, windows_run(mm, now_ns));
 	due = min(due, pools_run(mm, now_ns));
 	due = min(due, spaces_run(mm, now_ns));
 	if (now_ns >= mm->next_estimate_ns) {

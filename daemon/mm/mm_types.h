@@ -268,13 +268,16 @@ struct mm_pool {
 /**
  * struct mm_win - one client's view of a memory pool
  * @refs:	operations that name it, answers whose references are not put
- * @closed:	by the client; its pins still count until it exits
+ * @closed:	by the client; its pins still count until they are gone
  * @void_pins:	over the limit: not in pool->windows any more
  * @told_seq:	extent_seq up to which extents were passed to the client
  * @pins, @mag, @bitmap: into the ledger; from the daemon's own arithmetic,
  *		never through offsets that the client can write
  * @nr_open:	OPEN frames that this window was given
  * @want:	frames that the last refill could not get; on pool->refill_wait
+ * @closed_link: in mm.closed while @closed
+ * @open_at:	closed: extent where the search for OPEN frames goes on
+ * @pins_at:	closed: frame where the search for pins goes on
  */
 struct mm_win {
 	struct mm_client *client;
@@ -301,6 +304,8 @@ struct mm_win {
 	struct list	pool_link;
 	struct list	client_link;
 	struct list	refill_link;
+	struct list	closed_link;
+	uint32_t	open_at, pins_at;
 };
 
 struct mm_client {
@@ -453,6 +458,8 @@ struct mm {
 	struct list	flights;	/* flight.c: reads in flight */
 	struct list	fetches;	/* fetch.c: operations, by deadline */
 	struct list	wbacks;		/* writeback.c: writes in flight */
+	struct list	closed;		/* window.c: of which something is left */
+	uint64_t	next_closed_ns;	/* 0: something changed, look now */
 	bool		stopping;	/* tier_stop(): no new I/O */
 	uint64_t	next_step_poll_ns;
 	uint64_t	next_reclaim_ns;
@@ -656,6 +663,8 @@ void win_void(struct mm_win *w);
 void win_destroy(struct mm_win *w);
 /* Closed: freed when nothing is left of it. */
 void win_retire(struct mm_win *w);
+/* Closed windows of which something was left. */
+uint64_t windows_run(struct mm *mm, uint64_t now_ns);
 void win_leave_wait(struct mm_win *w);
 /* What @c is still publishing fails with @err; it is answered. */
 void publish_fail(struct mm_client *c, int err);

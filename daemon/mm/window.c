@@ -10,14 +10,23 @@
  * Life. The ledger is in the pool's list, where isolation looks for pins, before
  * the client gets its descriptor. It leaves the list when the engine has ended,
  * when the engine broke its limit, or when the client has closed the window and
- * left no pin in it. The struct stays as long as an operation or an answer on
- * its way names it.
+ * no pin is left in it. The struct stays as long as an operation or an answer on
+ * its way names it, or an OPEN frame: what is left of closed windows is looked
+ * for in rounds, a part of a pool at a time.
  */
+#include <errno.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "daemon/mm/mm_types.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
+
+/* What is left of closed windows is looked for so far in a round, so often. */
+#define CLOSED_FRAMES	65536u
+#define CLOSED_MORE_NS	NSEC_PER_MSEC
+#define CLOSED_NS	(100 * NSEC_PER_MSEC)
 
 /* -- the ledger ------------------------------------------------------------- */
 
@@ -139,6 +148,7 @@ int mm_win_open(struct mm_client *c, struct mm_space *sp, unsigned int cls,
 	w->no = no;
 	w->ledger_shm = (struct shm)SHM_INIT;
 	list_init(&w->refill_link);
+	list_init(&w->closed_link);
 	err = win_ledger_create(w, e);
 	if (err)
 		goto out_free;
@@ -185,22 +195,32 @@ void win_void(struct mm_win *w)
 void win_destroy(struct mm_win *w)
 {
 	win_void(w);
+	list_del(&w->closed_link);
 	list_del(&w->client_link);
 	w->client->win[w->no] = NULL;
 	shm_fini(&w->ledger_shm);
 	free(w);
 }
 
-/* Frames of @w that are OPEN and only wait to be used or freed. */
-static void win_free_open(struct mm_win *w)
+/*
+ * Frames of @w that are OPEN and only wait to be used or freed. Those that wait
+ * for a step, a publish or a worker are met again in the next round. True: none
+ * is left.
+ */
+static bool win_free_open(struct mm_win *w, uint32_t *budget)
 {
 	struct mm_pool *p = w->pool;
-	uint32_t no, f, end;
+	uint32_t f, end;
 
-	for (no = 1; no <= p->max_extents && w->nr_open; no++) {
-		if (!p->extent[no].ext || !p->extent[no].nr_used)
+	for (; w->nr_open && w->open_at <= p->max_extents; w->open_at++) {
+		const struct mm_extent *x = &p->extent[w->open_at];
+
+		if (!x->ext || !x->nr_used)
 			continue;
-		f = no * p->per_extent;
+		if (!*budget)
+			break;
+		*budget -= min(*budget, p->per_extent);
+		f = w->open_at * p->per_extent;
 		for (end = f + p->per_extent; f < end; f++) {
 			const struct frame_meta *m = &p->meta[f];
 
@@ -208,34 +228,73 @@ static void win_free_open(struct mm_win *w)
 				frame_put(p, f);
 		}
 	}
+	if (w->open_at > p->max_extents)
+		w->open_at = 1;
 	pool_feed(p);
+	return !w->nr_open;
 }
 
-static bool win_has_pins(const struct mm_win *w)
+/* From frame @f on, the first whose pins exist as memory: the file is sparse. */
+static uint32_t pins_next(const struct mm_win *w, uint32_t f, uint32_t *end)
+{
+	off_t base = (const char *)w->pins - (const char *)w->wl, at;
+	const uint32_t n = w->pool->max_frames;
+
+	*end = n;
+	at = lseek(w->ledger_shm.fd, base + (off_t)f * 4, SEEK_DATA);
+	if (at < 0)
+		return errno == ENXIO ? n : f;
+	f = min((uint64_t)(at - base) / 4, (uint64_t)n);
+	at = lseek(w->ledger_shm.fd, at, SEEK_HOLE);
+	if (at >= 0)
+		*end = min((uint64_t)(at - base) / 4, (uint64_t)n);
+	return f;
+}
+
+static bool frame_in_use(const struct mm_pool *p, uint32_t f)
+{
+	return frame_live(p, f) && p->extent[f / p->per_extent].nr_used;
+}
+
+/*
+ * Its client sets no pin any more: where there was none there will be none, and
+ * one that is there is where to look next. True: all are gone.
+ */
+static bool win_unpinned(struct mm_win *w, uint32_t *budget)
 {
 	const struct mm_pool *p = w->pool;
-	uint32_t no, f, end;
+	uint32_t end = 0;
 
-	for (no = 1; no <= p->max_extents; no++) {
-		if (!p->extent[no].ext || !p->extent[no].nr_used)
-			continue;
-		f = no * p->per_extent;
-		for (end = f + p->per_extent; f < end; f++)
-			/* acquire: pairs with the client's release of a pin */
-			if (atomic_load_explicit(&w->pins[f],
-						 memory_order_acquire))
-				return true;
+	for (; w->pins_at < p->max_frames; w->pins_at++, --*budget) {
+		if (w->pins_at >= end)
+			w->pins_at = pins_next(w, w->pins_at, &end);
+		if (w->pins_at >= end)
+			break;
+		if (!*budget)
+			return false;
+		/* acquire: pairs with the client's release of a pin */
+		if (atomic_load_explicit(&w->pins[w->pins_at],
+					 memory_order_acquire) &&
+		    frame_in_use(p, w->pins_at))
+			return false;
 	}
-	return false;
+	return true;
+}
+
+static void win_look(struct mm_win *w, uint32_t *budget)
+{
+	if (!w->closed || w->refs || w->client->exited)
+		return;
+	if (win_free_open(w, budget) &&
+	    (w->void_pins || win_unpinned(w, budget)))
+		win_destroy(w);
 }
 
 void win_retire(struct mm_win *w)
 {
-	if (!w->closed || w->refs || w->client->exited)
-		return;
-	win_free_open(w);
-	if (!w->nr_open && (w->void_pins || !win_has_pins(w)))
-		win_destroy(w);
+	uint32_t budget = CLOSED_FRAMES;
+
+	win_look(w, &budget);
 }
 
 void mm_win_close(struct mm_win *w)
@@ -243,8 +302,33 @@ void mm_win_close(struct mm_win *w)
 	if (w->closed)
 		return;
 	w->closed = true;
+	w->open_at = 1;
+	list_add_tail(&w->engine->mm->closed, &w->closed_link);
 	win_leave_wait(w);
 	win_retire(w);
+}
+
+uint64_t windows_run(struct mm *mm, uint64_t now_ns)
+{
+	uint32_t budget = CLOSED_FRAMES;
+	struct mm_win *w;
+	struct list todo;
+
+	if (list_empty(&mm->closed))
+		return UINT64_MAX;
+	if (now_ns < mm->next_closed_ns)
+		return mm->next_closed_ns;
+	list_init(&todo);
+	list_splice_tail(&todo, &mm->closed);
+	while (budget && (w = list_first(&todo, struct mm_win, closed_link))) {
+		list_move_tail(&mm->closed, &w->closed_link);
+		win_look(w, &budget);
+	}
+	/* whose turn did not come are the first of the next round */
+	list_splice_tail(&todo, &mm->closed);
+	list_splice_tail(&mm->closed, &todo);
+	mm->next_closed_ns = now_ns + (budget ? CLOSED_NS : CLOSED_MORE_NS);
+	return mm->next_closed_ns;
 }
 
 /* -- looking -------------------------------------------------------------------- */

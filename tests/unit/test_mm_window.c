@@ -321,6 +321,102 @@ static void pins_of_a_closed_window_still_count(void **state)
 	assert_int_equal(frame_pins(pool, f), 0);
 }
 
+static bool no_windows(void *arg)
+{
+	return list_empty(&pool->windows);
+}
+
+static bool no_spaces(void *arg)
+{
+	return list_empty(&rig.mm->spaces);
+}
+
+/* The rig's own and one more. */
+static bool only_two_windows(void *arg)
+{
+	return pool->windows.next->next->next == &pool->windows;
+}
+
+static void closed_window_ends_with_the_last_frame_to_be_freed(void **state)
+{
+	uint32_t f[2];
+	int i;
+
+	mr_alloc(a, f, 2);
+	assert_int_equal(mm_free(a->win, &f[0], 1, 4), 0);
+	assert_int_equal(mm_free(a->win, &f[1], 1, 5), 0);
+	mm_win_close(a->win);
+	assert_int_equal(pool->nr_open, 2);
+	mr_step(a, 4);
+	for (i = 0; i < 10; i++)
+		mr_run(&rig);
+	assert_false(no_windows(NULL));
+	mr_step(a, 5);
+	mr_until(&rig, no_windows, NULL);
+	assert_int_equal(pool->nr_open, 0);
+}
+
+static void closed_window_ends_with_its_last_pin(void **state)
+{
+	struct mm_win *w = a->win;
+	uint32_t f, g;
+	int i;
+
+	mr_put(a, 1, 0, 2);
+	f = mr_page(a, 1, 0)->copy[0].frame;
+	g = mr_page(a, 1, 1)->copy[0].frame;
+	mr_pin(a, f, 1);
+	mr_pin(a, g, 2);
+	mm_win_close(w);
+	atomic_fetch_sub(&w->pins[g], 2);
+	for (i = 0; i < 10; i++) {
+		rig.mm->next_closed_ns = 0;
+		mr_run(&rig);
+	}
+	assert_int_equal(frame_pins(pool, f), 1);
+	atomic_fetch_sub(&w->pins[f], 1);
+	mr_until(&rig, no_windows, NULL);
+}
+
+/* Nothing of a client that closed and left all it had keeps its space. */
+static void space_ends_with_what_was_left_of_its_windows(void **state)
+{
+	uint32_t f;
+
+	mr_alloc(a, &f, 1);
+	assert_int_equal(mm_free(a->win, &f, 1, 5), 0);
+	mm_win_close(a->win);
+	mm_detach(a->mc, a->space);
+	mr_step(a, 5);
+	mr_until(&rig, no_spaces, NULL);
+}
+
+/* What other windows of its engine still do with its frames, ends first. */
+static void closed_window_waits_for_a_publish_of_its_frame(void **state)
+{
+	struct rig_client *m[2];
+	struct ring_pub p;
+	uint32_t f, i;
+
+	for (i = 0; i < 2; i++) {
+		m[i] = mr_client(&rig, 1 + i, KVMM_RW);
+		mr_join(m[i], 9, i, 2, 0);
+		mr_attach(m[i], "window", PAGE);
+		mr_win(m[i], 0);
+	}
+	mr_alloc(m[0], &f, 1);
+	p = mr_pub(1, 0, f);
+	p.after = 1;
+	assert_null(mr_publish(m[1], &p, 1, 5));
+	mm_win_close(m[0]->win);
+	m[0]->win = NULL;
+	/* it fails, and nobody has the frame in his hands any more */
+	mm_cancel(m[1]->mc, 5);
+	assert_int_equal(mr_answer(&rig, 5)->res[0].result, -ECANCELED);
+	mr_until(&rig, only_two_windows, NULL);
+	assert_int_equal(state_of(f), FRAME_FREE);
+}
+
 static void closing_waits_for_answers_on_their_way(void **state)
 {
 	struct ring_pub p;
@@ -420,6 +516,10 @@ int main(void)
 		T(freeing_what_is_not_ones_own_frees_nothing),
 		T(closed_window_gives_its_frames_back),
 		T(pins_of_a_closed_window_still_count),
+		T(closed_window_ends_with_the_last_frame_to_be_freed),
+		T(closed_window_ends_with_its_last_pin),
+		T(space_ends_with_what_was_left_of_its_windows),
+		T(closed_window_waits_for_a_publish_of_its_frame),
 		T(closing_waits_for_answers_on_their_way),
 		T(sync_tells_each_extent_once_and_in_parts),
 		T(reserve_is_a_right_within_what_there_is),
