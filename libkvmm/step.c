@@ -48,6 +48,15 @@ void kvmm_step_defer(struct kvmm_era *e, struct kvmm_deferred *d, uint64_t step)
 		return;
 	}
 	kvmm_lock(&e->k->ops_lock);
+	/*
+	 * Once more, under the lock: kvmm_step_drop() takes it after lost is
+	 * set, and nobody runs the list of that era again after that.
+	 */
+	if (kvmm_era_lost(e)) {
+		kvmm_unlock(&e->k->ops_lock);
+		d->fn(d);
+		return;
+	}
 	/* steps come in order, nearly always: from the back */
 	for (at = e->deferred.prev; at != &e->deferred; at = at->prev)
 		if (list_entry(at, struct kvmm_deferred, link)->step <= step)
