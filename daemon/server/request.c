@@ -350,16 +350,38 @@ static bool space_has_wins(const struct session *ss, const struct mm_space *sp)
 static const struct errmsg no_space = { "this client has no such space" };
 static const struct errmsg no_window = { "this client has no such window" };
 
+/*
+ * Entries of the ring name windows and spaces by number, and a number that is
+ * free is given again. So what frees one waits until the entries that were
+ * posted before it are taken, in the rounds of the ring and as far as those go:
+ * that may be long if the client does not take its answers.
+ */
+static void wait_for_ring(struct session *ss, const struct wire_win *r)
+{
+	ss->late = *r;
+	if (ring_mark(ss))
+		session_watch_sock(ss);
+	else if (!ss->doom)
+		session_late(ss);
+}
+
+static void leave_space(struct session *ss, const struct wire_win *r)
+{
+	int at = space_find(ss, r->win);
+
+	mm_detach(ss->mc, ss->space[at]);
+	ss->nr_spaces--;
+	ss->space[at] = ss->space[ss->nr_spaces];
+	ss->space_epoch[at] = ss->space_epoch[ss->nr_spaces];
+	reply_ok(ss, r->h.seq, 0);
+}
+
 static void do_detach(struct session *ss, struct sock_msg *m)
 {
 	const struct wire_win *r = (const void *)m->buf;
 	int at = space_find(ss, r->win);
 	struct errmsg e = { "" };
 
-	/* ends of its requests are on their way */
-	ring_drain(ss);
-	if (ss->doom)
-		return;
 	if (at < 0) {
 		reply_error(ss, r->h.seq, -EINVAL, &no_space);
 		return;
@@ -369,11 +391,7 @@ static void do_detach(struct session *ss, struct sock_msg *m)
 		reply_error(ss, r->h.seq, -EBUSY, &e);
 		return;
 	}
-	mm_detach(ss->mc, ss->space[at]);
-	ss->nr_spaces--;
-	ss->space[at] = ss->space[ss->nr_spaces];
-	ss->space_epoch[at] = ss->space_epoch[ss->nr_spaces];
-	reply_ok(ss, r->h.seq, 0);
+	wait_for_ring(ss, r);
 }
 
 /* -- windows ----------------------------------------------------------------------------- */
@@ -483,25 +501,40 @@ static void do_win_sync(struct session *ss, struct sock_msg *m)
 	} while (n == EXTENTS_MAX);
 }
 
-static void do_win_close(struct session *ss, struct sock_msg *m)
+static void close_window(struct session *ss, const struct wire_win *r)
 {
-	const struct wire_win *r = (const void *)m->buf;
 	struct mm_win *w = win_find(ss, r);
 
-	/* what its requests used is touched yet */
-	ring_drain(ss);
-	if (ss->doom)
-		return;
-	if (!w) {
-		reply_error(ss, r->h.seq, -EINVAL, &no_window);
-		return;
-	}
 	peers_closed(ss, w);
 	ring_win_closed(ss, w);
 	ss->win[r->win] = NULL;
 	ss->nr_wins--;
 	mm_win_close(w);
 	reply_ok(ss, r->h.seq, 0);
+}
+
+static void do_win_close(struct session *ss, struct sock_msg *m)
+{
+	const struct wire_win *r = (const void *)m->buf;
+
+	if (win_find(ss, r))
+		wait_for_ring(ss, r);
+	else
+		reply_error(ss, r->h.seq, -EINVAL, &no_window);
+}
+
+void session_late(struct session *ss)
+{
+	bool waited = ss->ring.marked;
+
+	ss->ring.marked = false;
+	ss->server->dirty = true;
+	if (ss->late.h.type == WIRE_WIN_CLOSE)
+		close_window(ss, &ss->late);
+	else
+		leave_space(ss, &ss->late);
+	if (waited)
+		session_watch_sock(ss);
 }
 
 static void do_reserve(struct session *ss, struct sock_msg *m)

@@ -587,23 +587,30 @@ static void entry_copy(struct ring_sqe *to, const struct ring_sqe *from)
 	__asm__ volatile("" : : "r"(to) : "memory");
 }
 
-unsigned int ring_poll(struct session *ss)
+/* Entries that were posted and not taken; none of who lies about them. */
+static uint32_t sq_pending(struct session *ss)
 {
 	struct ring *r = &ss->ring;
 	uint32_t pending = ring_pending(&r->ledger->sq, r->sq_head);
+
+	if (pending <= LEDGER_SQ_ENTRIES)
+		return pending;
+	session_doom(ss, REJECT_SQ_TAIL,
+		     "submission tail is %u entries ahead of a ring of %u",
+		     pending, LEDGER_SQ_ENTRIES);
+	return 0;
+}
+
+unsigned int ring_poll(struct session *ss)
+{
+	struct ring *r = &ss->ring;
 	uint64_t arena = r->arena_head;
+	uint32_t pending, done;
 	uint64_t pages = 0;
-	uint32_t done;
 
 	if (ring_blocked(ss))
 		return 0;
-	if (pending > LEDGER_SQ_ENTRIES) {
-		session_doom(ss, REJECT_SQ_TAIL,
-			     "submission tail is %u entries ahead of a ring of %u",
-			     pending, LEDGER_SQ_ENTRIES);
-		return 0;
-	}
-	pending = min(pending, (uint32_t)ROUND_ENTRIES);
+	pending = min(sq_pending(ss), (uint32_t)ROUND_ENTRIES);
 	for (done = 0; done < pending && pages < ROUND_PAGES; done++) {
 		struct ring_sqe e;
 
@@ -622,16 +629,20 @@ unsigned int ring_poll(struct session *ss)
 			      memory_order_release);
 	if (ss->watch_ix >= 0)
 		ss->server->watch[ss->watch_ix].head = r->sq_head;
+	if (r->marked && !ss->doom && (int32_t)(r->sq_head - r->mark) >= 0)
+		session_late(ss);
 	return done;
 }
 
-void ring_drain(struct session *ss)
+bool ring_mark(struct session *ss)
 {
-	unsigned int rounds = LEDGER_SQ_ENTRIES / ROUND_ENTRIES;
+	struct ring *r = &ss->ring;
+	uint32_t pending = sq_pending(ss);
 
-	/* a client that goes on posting meanwhile has no claim to be waited for */
-	while (rounds-- && ring_poll(ss) && !ss->doom)
-		;
+	/* what is posted from now on has no claim to be waited for */
+	r->mark = r->sq_head + pending;
+	r->marked = pending != 0;
+	return r->marked;
 }
 
 void ring_completed(struct session *ss, const struct ring_cqe *cqe)

@@ -149,6 +149,7 @@ struct listener {
  * @backlog:	completions that did not fit
  * @backlog_slots: slots that they need
  * @ops, @pages: submitted to mm and not complete
+ * @marked:	a request waits until all entries before @mark are taken
  * @poll_due, @poll_gap: when to look at the completion head next, and how long
  *		to wait after that if it does not move
  */
@@ -162,6 +163,8 @@ struct ring {
 	struct list	held, backlog;
 	uint32_t	backlog_slots;
 	uint32_t	ops, pages;
+	uint32_t	mark;
+	bool		marked;
 	uint64_t	poll_due, poll_gap;
 	uint64_t	submissions, completions, wakes;
 };
@@ -183,11 +186,12 @@ void ring_fini(struct session *ss);
 /** ring_poll() - take up to a round's entries; returns how many */
 unsigned int ring_poll(struct session *ss);
 /**
- * ring_drain() - take what was submitted before a message on the socket
+ * ring_mark() - remember what is posted now
  *
- * For what takes a number out of use: entries name windows and spaces by it.
+ * Return: true when there is something: ring_poll() calls session_late() once
+ * it has taken all of it. false when there is nothing, or the session is doomed.
  */
-void ring_drain(struct session *ss);
+bool ring_mark(struct session *ss);
 /** ring_reap() - look at the completion head: hand-overs, backlog */
 void ring_reap(struct session *ss, uint64_t now_ns);
 /** ring_complete() - answer; queues what does not fit */
@@ -218,6 +222,7 @@ enum session_state {
  * struct session - one client process
  * @sock, @pid, @bell: its socket, pidfd, doorbell
  * @out:	messages that the socket did not take, struct out_msg
+ * @late:	the request that waits while ring.marked; no further one is read
  * @told:	client numbers of the members that it has been told of
  * @doom:	to be cut off at the end of the round, and why
  * @foreign:	in another PID namespace: @cred_pid is 0, its own word is shown
@@ -249,6 +254,7 @@ struct session {
 	uint64_t	warned_req;	/* begin of the request that was warned of */
 	struct list	out;
 	uint32_t	nr_out, out_fds;
+	struct wire_win	late;
 	bool		told_off;	/* its last message was an error */
 	bool		over;		/* hung up: close it, nobody is to blame */
 	enum reject	doom;
@@ -290,6 +296,10 @@ void session_send_error(struct session *ss, uint32_t seq, int err,
 
 /** session_request() - one message, judged and answered: request.c */
 void session_request(struct session *ss, struct sock_msg *m);
+/** session_late() - do what has waited for the ring */
+void session_late(struct session *ss);
+/** session_watch_sock() - what epoll is to say of its socket, as it is now */
+void session_watch_sock(struct session *ss);
 /** session_welcomed() - hello was good: it is live now */
 void session_welcomed(struct session *ss);
 void session_tell_members(struct session *ss);

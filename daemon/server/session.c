@@ -182,7 +182,7 @@ static void sock_ready(struct source *src, uint32_t events)
 
 	if (events & EPOLLOUT)
 		session_flush(ss);
-	for (i = 0; i < MESSAGES && !ss->nr_out; i++) {
+	for (i = 0; i < MESSAGES && !ss->nr_out && !ss->ring.marked; i++) {
 		int err;
 
 		if (ss->doom || ss->over)
@@ -201,8 +201,12 @@ static void sock_ready(struct source *src, uint32_t events)
 			session_request(ss, m);
 		drop_fds(m);
 	}
-	if (ss->nr_out && (events & (EPOLLHUP | EPOLLERR)))
+	if (!(events & (EPOLLHUP | EPOLLERR)))
+		return;
+	if (ss->nr_out)
 		session_over(ss);
+	else if (ss->ring.marked)
+		session_late(ss);	/* its ring ends with its socket */
 }
 
 /* Nobody reads the eventfd: an edge a write is all that is wanted. */

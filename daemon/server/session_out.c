@@ -33,6 +33,16 @@ static void out_free(struct session *ss, struct out_msg *m)
 	free(m);
 }
 
+void session_watch_sock(struct session *ss)
+{
+	/* hanging up is told in any case; an edge, since it is not read */
+	uint32_t events = ss->nr_out	 ? EPOLLOUT | EPOLLET
+			  : ss->ring.marked ? EPOLLET
+					    : EPOLLIN;
+
+	loop_mod(ss->server, &ss->sock, events);
+}
+
 /*
  * While something waits no request is read, so a client that does not read is
  * asked to wait by its own full socket. Writability alone is no signal: the
@@ -73,7 +83,7 @@ static int out_queue(struct session *ss, const struct wire_hdr *h,
 		ss->deadline_ns = now + SLOW_NS;
 		ss->retry_ns = now + SESSION_RETRY_NS;
 		sessions_arm(ss->server, ss->retry_ns);
-		loop_mod(ss->server, &ss->sock, EPOLLOUT | EPOLLET);
+		session_watch_sock(ss);
 	}
 	return 0;
 
@@ -117,7 +127,7 @@ void session_flush(struct session *ss)
 		ss->deadline_ns = now_ns() + SLOW_NS;
 	}
 	if (!err)
-		loop_mod(ss->server, &ss->sock, EPOLLIN);
+		session_watch_sock(ss);
 	else if (err != -EAGAIN)
 		session_over(ss);
 }
