@@ -118,7 +118,7 @@ void mm_client_disconnect(struct mm_client *c)
 		op->cancel(op);
 	}
 	list_for_each_entry(w, &c->windows, client_link) {
-		win_leave_wait(w);
+		win_give_up(w);
 		if (mm_broken(c->mm, MM_BREAK_LEDGER))
 			win_void(w);
 	}

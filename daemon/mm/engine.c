@@ -213,7 +213,7 @@ static void engine_fail_waits(struct mm_engine *e)
 	list_for_each_entry(c, &e->members, engine_link) {
 		publish_fail(c, -EOWNERDEAD);
 		list_for_each_entry(win, &c->windows, client_link)
-			win_leave_wait(win);
+			win_give_up(win);
 	}
 }
 

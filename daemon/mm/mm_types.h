@@ -666,6 +666,8 @@ void win_retire(struct mm_win *w);
 /* Closed windows of which something was left. */
 uint64_t windows_run(struct mm *mm, uint64_t now_ns);
 void win_leave_wait(struct mm_win *w);
+/* It gets no frames any more: its wait ends, and what it has reserved. */
+void win_give_up(struct mm_win *w);
 /* What @c is still publishing fails with @err; it is answered. */
 void publish_fail(struct mm_client *c, int err);
 /* Entries whose turn has come. */

@@ -183,9 +183,15 @@ void win_leave_wait(struct mm_win *w)
 	list_del(&w->refill_link);
 }
 
-void win_void(struct mm_win *w)
+void win_give_up(struct mm_win *w)
 {
 	win_leave_wait(w);
+	w->reserved = 0;
+}
+
+void win_void(struct mm_win *w)
+{
+	win_give_up(w);
 	if (w->void_pins)
 		return;
 	w->void_pins = true;
@@ -304,7 +310,7 @@ void mm_win_close(struct mm_win *w)
 	w->closed = true;
 	w->open_at = 1;
 	list_add_tail(&w->engine->mm->closed, &w->closed_link);
-	win_leave_wait(w);
+	win_give_up(w);
 	win_retire(w);
 }
 
@@ -462,6 +468,9 @@ int mm_reserve(struct mm_client *c, struct mm_space *sp, unsigned int cls,
 				  node);
 	if (w->rights != KVMM_RW)
 		return errmsg_set(e, -EACCES, "the window is read-only");
+	if (engine_usable(c->engine))
+		return errmsg_set(e, -EOWNERDEAD,
+				  "a member of the engine has exited");
 	list_for_each_entry(o, &w->pool->windows, pool_link)
 		if (o != w)
 			sum += o->reserved;

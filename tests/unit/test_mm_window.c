@@ -476,6 +476,42 @@ static void reserve_is_a_right_within_what_there_is(void **state)
 	assert_int_equal(mm_reserve(b->mc, b->space, 1, 0, 1, &e), -EINVAL);
 }
 
+/* By closing, by hanging up, by a member's death: nobody can use it any more. */
+static void reserve_ends_with_what_could_use_it(void **state)
+{
+	struct rig_client *b = second(KVMM_RW), *c, *m[2];
+	uint32_t all = rig.host->capacity / pool->stride - pool->reserve;
+	struct errmsg e;
+	uint32_t f, i;
+
+	/* a pin keeps the window in the list */
+	mr_put(a, 1, 0, 1);
+	f = mr_page(a, 1, 0)->copy[0].frame;
+	assert_int_equal(mm_reserve(a->mc, a->space, 0, 0, all, &e), 0);
+	mr_pin(a, f, 1);
+	mm_win_close(a->win);
+	assert_int_equal(mm_reserve(b->mc, b->space, 0, 0, all, &e), 0);
+
+	mm_client_disconnect(b->mc);
+	c = mr_client(&rig, 2, KVMM_RW);
+	mr_attach(c, "window", PAGE);
+	mr_win(c, 0);
+	assert_int_equal(mm_reserve(c->mc, c->space, 0, 0, all, &e), 0);
+	assert_int_equal(mm_reserve(c->mc, c->space, 0, 0, 0, &e), 0);
+
+	for (i = 0; i < 2; i++) {
+		m[i] = mr_client(&rig, 3 + i, KVMM_RW);
+		mr_join(m[i], 9, i, 2, 0);
+		mr_attach(m[i], "window", PAGE);
+		mr_win(m[i], 0);
+	}
+	assert_int_equal(mm_reserve(m[0]->mc, m[0]->space, 0, 0, all, &e), 0);
+	mr_exit(m[1]);
+	assert_int_equal(mm_reserve(c->mc, c->space, 0, 0, all, &e), 0);
+	assert_int_equal(mm_reserve(m[0]->mc, m[0]->space, 0, 0, 1, &e),
+			 -EOWNERDEAD);
+}
+
 static void reserved_frames_are_not_given_to_others(void **state)
 {
 	struct rig_client *b = second(KVMM_RW);
@@ -523,6 +559,7 @@ int main(void)
 		T(closing_waits_for_answers_on_their_way),
 		T(sync_tells_each_extent_once_and_in_parts),
 		T(reserve_is_a_right_within_what_there_is),
+		T(reserve_ends_with_what_could_use_it),
 		T(reserved_frames_are_not_given_to_others),
 	};
 

@@ -183,8 +183,8 @@ struct kvmm_engine {
  * Without it a process is an engine of one. References of an engine end when
  * all its members have exited.
  * Return: 0, -EPROTO (another world), -EEXIST (rank or leader taken), -EBUSY
- * (spaces are attached), -EOWNERDEAD (the engine is dying), -EINVAL,
- * -ENOTCONN, -ETIMEDOUT.
+ * (spaces are attached, or something is left of windows that were closed),
+ * -EOWNERDEAD (the engine is dying), -EINVAL, -ENOTCONN, -ETIMEDOUT.
  */
 KVMM_API int kvmm_join(struct kvmm *k, const struct kvmm_engine *e);
 
@@ -501,8 +501,9 @@ KVMM_API int kvmm_win_sync(struct kvmm_win *w, uint64_t step);
  *	    in favour of others; replaces the earlier value
  *
  * A right, not memory taken from the cache.
- * Return: 0, -ENOSPC (the sentence says who holds the rest), -EINVAL, -ENOTCONN,
- * -ETIMEDOUT.
+ * Ends with the window, the connection or the first member of the engine.
+ * Return: 0, -ENOSPC (the sentence says who holds the rest), -EINVAL, -EACCES
+ * (read-only), -EOWNERDEAD, -ENOTCONN, -ETIMEDOUT.
  */
 KVMM_API int kvmm_reserve(struct kvmm_space *sp, unsigned int cls,
 			  kvmm_node_t node, uint32_t frames);
