@@ -108,7 +108,11 @@ static int win_check(struct mm_client *c, struct mm_space *sp,
 	return 0;
 }
 
-/* Next to its engine's other windows: pool_count_pins() goes by that. */
+/*
+ * Next to its engine's other windows: pool_count_pins() goes by that. An engine
+ * that is new to a pool whose pins are being counted has none there yet; what
+ * its count says is of another pool.
+ */
 static void win_enlist(struct mm_win *w)
 {
 	struct mm_win *peer;
@@ -120,6 +124,8 @@ static void win_enlist(struct mm_win *w)
 		return;
 	}
 	list_add_tail(&w->pool->windows, &w->pool_link);
+	if (w->engine->mm->pin_pool == w->pool)
+		w->engine->scan_pinned = 0;
 }
 
 int mm_win_open(struct mm_client *c, struct mm_space *sp, unsigned int cls,

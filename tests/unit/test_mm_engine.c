@@ -420,6 +420,49 @@ static void engine_over_its_pin_limit_suffers_alone(void **state)
 		mr_pin(c, mr_page(c, 2, i)->copy[0].frame, -1);
 }
 
+/*
+ * An engine at its limit in one pool opens a window on another one while that
+ * one is being counted: what it pins there is nothing.
+ */
+static void pins_elsewhere_do_not_count_in_a_pool_just_opened(void **state)
+{
+	struct rig_client *c;
+	struct mm_pool *q;
+	unsigned int i;
+
+	mr_close(&rig);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 8u << 20,
+					   .pin_limit_pct = 50 });
+	a = mr_client(&rig, 0, KVMM_RW);
+	c = mr_client(&rig, 1, KVMM_RW);
+	/* small pages: more of them may be pinned than there are large ones */
+	mr_attach(a, "small", 4096);
+	mr_win(a, 0);
+	pool = a->win->pool;
+	mr_attach(c, "large", 65536);
+	mr_win(c, 0);
+	q = c->win->pool;
+	mr_alloc(a, (uint32_t[100]){ 0 }, 100);
+	for (i = 0; i < pool->max_frames; i++)
+		if (frame_live(pool, i))
+			mr_pin(a, i, 1);
+	pool->want++;
+	do
+		pool_count_pins(pool);
+	while (rig.mm->pin_pool);
+	pool->want--;
+	assert_true(a->mc->engine->scan_pinned > 100);
+	assert_false(a->evicted);
+	/* the other pool's count is under way */
+	rig.mm->pin_pool = q;
+	q->pin_scan_at = 1;
+	mr_attach(a, "large", 65536);
+	mr_win(a, 0);
+	while (rig.mm->pin_pool)
+		pool_count_pins(q);
+	assert_false(a->evicted);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -442,6 +485,7 @@ int main(void)
 		T(others_notice_nothing_of_a_death),
 		T(free_that_waits_for_a_step_survives_a_death),
 		T(engine_over_its_pin_limit_suffers_alone),
+		T(pins_elsewhere_do_not_count_in_a_pool_just_opened),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
