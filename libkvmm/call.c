@@ -104,20 +104,35 @@ static void late_reply(struct kvmm *k, const struct sock_msg *m)
 	}
 }
 
-void kvmm_call_stray(struct kvmm *k, struct sock_msg *m)
+static int unasked(struct kvmm *k, struct sock_msg *m, int err)
 {
 	const struct wire_hdr *h = (const struct wire_hdr *)m->buf;
 
-	if (h->seq)
+	switch (h->type) {
+	case WIRE_MEMBER:
+		return err ? err : kvmm_era_member(k->next ? k->next :
+						   kvmm_era_now(k), m);
+	case WIRE_INDEX:
+		return err ? err : kvmm_space_index(k, m);
+	case WIRE_PEER:
+		return err ? err : kvmm_view_peer(k, m);
+	default:
+		return 0;	/* of a newer daemon: none of our business */
+	}
+}
+
+int kvmm_call_stray(struct kvmm *k, struct sock_msg *m, int err)
+{
+	const struct wire_hdr *h = (const struct wire_hdr *)m->buf;
+
+	if (h->seq) {
 		late_reply(k, m);
-	else if (h->type == WIRE_MEMBER)
-		kvmm_era_member(k->next ? k->next : kvmm_era_now(k), m);
-	else if (h->type == WIRE_INDEX)
-		kvmm_space_index(k, m);
-	else if (h->type == WIRE_PEER)
-		kvmm_view_peer(k, m);
-	/* others are of a newer daemon: none of our business */
+		err = 0;
+	} else {
+		err = unasked(k, m, err);
+	}
 	sock_msg_close_fds(m);
+	return err;
 }
 
 /* -- the call --------------------------------------------------------------------- */
@@ -193,18 +208,19 @@ int kvmm_call_more(struct kvmm *k, uint16_t reply, size_t min_bytes,
 			if (!err)
 				continue;
 		}
-		if (err == -EMFILE) {
+		if (err == -EMFILE && h->seq == k->call_seq) {
 			/* nothing can be made of what it grants */
 			late_reply(k, k->msg);
 			k->call_again = false;
 			return kvmm_fail(err,
 				"no descriptors left for the daemon's answer");
 		}
-		if (err)
-			return lost(k);
-		if (h->seq == k->call_seq)
+		if (!err && h->seq == k->call_seq)
 			return call_reply(k, reply, min_bytes);
-		kvmm_call_stray(k, k->msg);
+		if (err && err != -EMFILE)
+			return lost(k);
+		if (kvmm_call_stray(k, k->msg, err))
+			return lost(k);
 	}
 }
 

@@ -265,10 +265,8 @@ static int handshake(struct kvmm *k)
 	const struct wire_hdr *h = (const struct wire_hdr *)k->msg->buf;
 	int err;
 
-	if (h->seq != k->call_seq) {
-		kvmm_call_stray(k, k->msg);
-		return 0;
-	}
+	if (h->seq != k->call_seq)
+		return kvmm_call_stray(k, k->msg, 0);
 	if (k->state == CONN_HELLO) {
 		err = hear_welcome(k, &k->next);
 		if (err)
@@ -292,10 +290,10 @@ static void receive(struct kvmm *k, uint64_t now) __must_hold(&k->lock)
 
 	for (;;) {
 		err = sock_recv(k->sock, k->msg);
-		if (err == -EAGAIN || err == -EMFILE)
+		if (err == -EAGAIN)
 			return;
-		if (!err && k->state == CONN_UP)
-			kvmm_call_stray(k, k->msg);
+		if (k->state == CONN_UP && (!err || err == -EMFILE))
+			err = kvmm_call_stray(k, k->msg, err);
 		else if (!err)
 			err = handshake(k);
 		sock_msg_close_fds(k->msg);

@@ -160,8 +160,13 @@ int kvmm_call(struct kvmm *k, struct wire_hdr *h, uint16_t reply,
 /* The next message of a reply that has several. */
 int kvmm_call_more(struct kvmm *k, uint16_t reply, size_t min_bytes,
 		   uint64_t deadline);
-/* A message that is no reply to the call under way; closes its descriptors. */
-void kvmm_call_stray(struct kvmm *k, struct sock_msg *m);
+/*
+ * A message that is no reply to the call under way, and what sock_recv() said of
+ * it: 0 or -EMFILE. Closes its descriptors. An error says that what the daemon
+ * told could not be taken in. It tells it once: the connection is over then,
+ * and the next one brings all of it again.
+ */
+int kvmm_call_stray(struct kvmm *k, struct sock_msg *m, int err);
 
 /* step.c */
 /* The step goes on in the next era where it was. */
