@@ -414,11 +414,15 @@ unsigned int mm_win_sync(struct mm_win *w, uint64_t have_seq,
 	*seq = now;
 	if (have_seq <= w->told_seq)
 		w->synced_seq = max(w->synced_seq, have_seq);
+	/* also when it ends early: what was told by then is held, win_holds() */
+	w->told_seq = now;
 	for (no = 1; no <= p->max_extents && n < max; no++) {
 		struct mm_extent *e = &p->extent[no];
 		bool up = e->ext && !e->down_seq && e->up_seq > have_seq;
+		/* it came in an exchange that was not finished: its bit tells */
 		bool down = e->ext && e->down_seq > have_seq &&
-			    e->up_seq <= have_seq;
+			    (e->up_seq <= have_seq ||
+			     bitmap_shared_test(w->bitmap, no));
 
 		if (!up && !down)
 			continue;
@@ -438,7 +442,6 @@ unsigned int mm_win_sync(struct mm_win *w, uint64_t have_seq,
 		}
 		n++;
 	}
-	w->told_seq = now;
 	if (p->extents_going || !list_empty(&w->refill_link))
 		w->engine->mm->next_pools_ns = 0;
 	return n;

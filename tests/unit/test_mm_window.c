@@ -1,4 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include "tests/lib/unit.h"
 
 #include "tests/lib/mm_rig.h"
@@ -462,6 +465,75 @@ static void sync_tells_each_extent_once_and_in_parts(void **state)
 	assert_int_equal(again, seq);
 }
 
+/* All descriptors that this process may have, but one. */
+struct hog {
+	struct rlimit	rl;
+	int		fd[256];
+	unsigned int	n;
+};
+
+static void hog_begin(struct hog *h)
+{
+	struct rlimit rl;
+
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &h->rl), 0);
+	rl = h->rl;
+	rl.rlim_cur = min(rl.rlim_cur, (rlim_t)ARRAY_SIZE(h->fd));
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &rl), 0);
+	while ((h->fd[h->n] = dup(rig.hdr_shm.fd)) >= 0)
+		h->n++;
+	close(h->fd[--h->n]);
+}
+
+static void hog_end(struct hog *h)
+{
+	while (h->n)
+		close(h->fd[--h->n]);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &h->rl), 0);
+}
+
+/* An extent that was told before descriptors ran out is told to go, too. */
+static void extents_told_before_descriptors_ran_out_are_held(void **state)
+{
+	struct mm_extent_change ch[8];
+	struct rig_client *b;
+	struct hog hog = { .n = 0 };
+	struct mm_extent *x;
+	unsigned int n;
+	struct errmsg e;
+	uint32_t f[100];
+	uint64_t seq;
+
+	mr_alloc(a, f, 100);	/* several extents */
+	assert_true(pool->nr_extents > 1);
+	b = mr_client(&rig, 1, KVMM_RO);
+	mr_attach(b, "window", PAGE);
+	assert_int_equal(mm_win_open(b->mc, b->space, 0, 0, 0, &b->win, &e), 0);
+	hog_begin(&hog);
+	n = mm_win_sync(b->win, 0, 0, ch, 8, &seq);
+	hog_end(&hog);
+	assert_int_equal(n, 1);
+	assert_int_equal(seq, 0);
+	x = &pool->extent[ch[0].no];
+	bitmap_shared_set(b->win->bitmap, x->no);
+
+	/* all of it is freed and goes */
+	assert_int_equal(mm_free(a->win, f, 100, 0), 0);
+	mm_win_close(a->win);
+	extent_down(pool, x->no);
+	assert_non_null(x->ext);
+	assert_true(win_holds(b->win, x));
+	/* it hears of it with the rest, and then the number is free */
+	n = mm_win_sync(b->win, 0, 0, ch, 8, &seq);
+	assert_int_equal(ch[0].no, x->no);
+	assert_false(ch[0].up);
+	bitmap_shared_clear(b->win->bitmap, x->no);
+	mm_win_sync(b->win, seq, 0, ch, 8, &seq);
+	rig.mm->next_pools_ns = 0;
+	mr_run(&rig);
+	assert_null(x->ext);
+}
+
 static void reserve_is_a_right_within_what_there_is(void **state)
 {
 	struct rig_client *b = second(KVMM_RW);
@@ -558,6 +630,7 @@ int main(void)
 		T(closed_window_waits_for_a_publish_of_its_frame),
 		T(closing_waits_for_answers_on_their_way),
 		T(sync_tells_each_extent_once_and_in_parts),
+		T(extents_told_before_descriptors_ran_out_are_held),
 		T(reserve_is_a_right_within_what_there_is),
 		T(reserve_ends_with_what_could_use_it),
 		T(reserved_frames_are_not_given_to_others),
