@@ -31,12 +31,11 @@ static size_t iov_bytes(const struct iovec *iov, int n)
 static int read_page(struct kvmm_req *rq, unsigned int page,
 		     const struct iovec *iov, int n)
 {
-	const struct kvmm_mset *m = kvmm_req_match(rq);
+	struct kvmm_mset *m = kvmm_req_match(rq);
 	const struct kvmm_page *p;
 	const struct kvmm_view *v;
 	const uint8_t *from;
 	size_t left, part;
-	unsigned int g;
 	int i;
 
 	if (page >= m->n || n < 0)
@@ -44,9 +43,7 @@ static int read_page(struct kvmm_req *rq, unsigned int page,
 	p = &m->page[page];
 	if (!(p->flags & PAGE_PINNED))
 		return kvmm_fail(-ENOENT, "page %u is not a hit", page);
-	for (g = 0; g + 1 < m->ngroups && page >= m->g[g + 1].first; g++)
-		;
-	v = m->g[g].view;
+	v = kvmm_mset_group(m, page)->view;
 	from = frame_addr(v, p->frame);
 	if (!from)
 		return kvmm_fail(-ENOENT,

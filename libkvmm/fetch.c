@@ -18,7 +18,9 @@
 
 /*
  * Pin the frame for the page, or for the request when the match has been
- * replaced meanwhile. False: it is gone, and with it the daemon.
+ * replaced meanwhile, or counts its pins in another view: of another node, or
+ * of a window that was closed or not open at all. False: it is gone, and with
+ * it the daemon.
  */
 static bool fetched(struct kvmm_job *op, struct kvmm_view *v,
 		    const struct kvmm_op_page *pg, const struct ring_result *r)
@@ -32,7 +34,7 @@ static bool fetched(struct kvmm_job *op, struct kvmm_view *v,
 	kvmm_req_set_tail(rq, pg->group, v, r->frame, r->word, pg->len);
 	if (rq->ended)
 		return true;
-	if (m->gen != op->gen || m->node != v->node ||
+	if (m->gen != op->gen || kvmm_mset_group(m, pg->page)->view != v ||
 	    (p->flags & PAGE_PINNED)) {
 		kvmm_own_add_pin(kvmm_req_own(rq, v), r->frame);
 		return true;
@@ -352,8 +354,7 @@ int kvmm_report(struct kvmm_req *rq, unsigned int page, int verdict)
 	struct kvmm *k = rq->k;
 	struct ring_sqe sqe = { .op = RING_REPORT, .n = 1, .arg = verdict };
 	struct ring_key key = { .group = 0 };
-	const struct kvmm_mset *m;
-	unsigned int i;
+	struct kvmm_mset *m;
 	int err;
 
 	if (!kvmm_enter(k))
@@ -370,10 +371,8 @@ int kvmm_report(struct kvmm_req *rq, unsigned int page, int verdict)
 		err = kvmm_fail(-ENOTCONN, "no daemon");
 		goto out_unlock;
 	}
-	for (i = 0; i + 1 < m->ngroups && page >= m->g[i + 1].first; i++)
-		;
 	memcpy(key.key, m->key[page], sizeof(key.key));
-	key.group = m->g[i].group;
+	key.group = kvmm_mset_group(m, page)->group;
 	sqe.space = rq->att->ix;
 	sqe.req = rq->slot;
 	err = kvmm_sq_push(rq->att->era, &sqe, &key, sizeof(key));

@@ -43,6 +43,7 @@ struct kvmm_page {
  * @window:	WINDOW: pages needed
  * @lead_any:	FULL: leading pages that are somewhere
  * @lead_here:	FULL: leading pages that are HIT
+ * @view:	where its pins are counted; NULL: it has none
  */
 struct kvmm_mgroup {
 	uint16_t	group;
@@ -155,6 +156,17 @@ struct kvmm_req {
 static inline struct kvmm_mset *kvmm_req_match(struct kvmm_req *rq)
 {
 	return &rq->m[rq->cur];
+}
+
+/* The group that page @page of @m is of. */
+static inline struct kvmm_mgroup *kvmm_mset_group(struct kvmm_mset *m,
+						  uint32_t page)
+{
+	struct kvmm_mgroup *g = m->g;
+
+	while (g + 1 < m->g + m->ngroups && page >= g[1].first)
+		g++;
+	return g;
 }
 
 /* Is the daemon to be told of the keys that @rq asks for? */

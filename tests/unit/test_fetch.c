@@ -278,6 +278,81 @@ static void more_pages_than_an_entry_takes_can_all_be_pinned(void **state)
 	assert_int_equal(fk_all_pins(&f, 0), 0);
 }
 
+/*
+ * A match that could look nowhere, since the window had to be opened again, has
+ * no view whose pins its pages could be.
+ */
+static void pages_of_a_blind_match_are_the_requests(void **state)
+{
+	const struct kvmm_keys keys = { .k = key, .n = N };
+	struct iovec iov = { (char[64]){ 0 }, 64 };
+	struct ring_result res[N];
+	struct ring_sqe sqe;
+	struct kvmm_req *rq;
+	int round = 0;
+
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	c.rq = NULL;
+	fk_restart(&f);
+	while (round++ < 1000 && (kvmm_poll(c.k, &d, 1) == -ENOTCONN ||
+				  kvmm_epoch(c.k) != f.epoch))
+		poll(NULL, 0, 5);
+	assert_int_equal(kvmm_req_open(c.sp, 2, NULL, &rq), 0);
+	c.rq = rq;
+	assert_int_equal(kvmm_match(rq, &keys, 1, 0, hit, &m), 0);
+	assert_int_equal(m.n_pages, 0);
+	assert_true(kvmm_win_sync(c.win[0], 0) > 0);
+	assert_int_equal(kvmm_fetch(rq, 0, N, 0, deadline_in(NSEC_PER_SEC), 7),
+			 -ENOTCONN);
+	/* bound now, if to no match */
+	assert_int_equal(kvmm_peek(rq, &keys, 1, 0, &m), 0);
+	assert_int_equal(kvmm_fetch(rq, 0, N, 0, deadline_in(NSEC_PER_SEC), 7),
+			 0);
+	posted(&sqe);
+	results(res, N, 80);
+	fk_answer(&f, &sqe, 0, res, N);
+	assert_int_equal(kvmm_poll(c.k, &d, 1), 1);
+	assert_int_equal(d.res[0].frame, 80);
+	assert_int_equal(fk_all_pins(&f, 0), N);
+	assert_int_equal(kvmm_read(rq, 0, &iov, 1), -ENOENT);
+	assert_int_equal(kvmm_trim(rq, 1, 0), 0);
+	assert_int_equal(fk_all_pins(&f, 0), N);
+	kvmm_req_end(rq, KVMM_ENDED, 0);
+	c.rq = NULL;
+	assert_int_equal(fk_all_pins(&f, 0), 0);
+}
+
+/* Closed and opened again the window is another one, with pins of its own. */
+static void a_window_opened_again_has_its_own_pins(void **state)
+{
+	struct shm old = f.win[0].wl;
+	struct window_ledger *w = old.addr;
+	struct ring_result res[4];
+	struct ring_sqe sqe;
+	uint32_t i;
+
+	kvmm_win_close(c.win[0]);
+	f.win[0].wl = (struct shm)SHM_INIT;
+	assert_int_equal(shm_create(&f.win[0].wl, "fake-window", old.bytes, 0),
+			 0);
+	f.win[0].w = f.win[0].wl.addr;
+	memcpy(f.win[0].w, w, sizeof(*w));
+	assert_int_equal(kvmm_win_open(c.sp, 0, 0, NULL, &c.win[0]), 0);
+	assert_int_equal(kvmm_fetch(c.rq, 2, N, 0, deadline_in(NSEC_PER_SEC),
+				    7), 0);
+	posted(&sqe);
+	results(res, 4, 80);
+	fk_answer(&f, &sqe, 0, res, 4);
+	assert_int_equal(kvmm_poll(c.k, &d, 1), 1);
+	assert_int_equal(fk_all_pins(&f, 0), 4);
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	c.rq = NULL;
+	assert_int_equal(fk_all_pins(&f, 0), 0);
+	for (i = 0; i < FK_FRAMES; i++)
+		assert_int_equal(window_pins(w)[i], 0);
+	shm_fini(&old);
+}
+
 static void an_ended_request_wants_no_pages(void **state)
 {
 	struct ring_sqe sqe, cancel;
@@ -434,6 +509,8 @@ int main(void)
 		T(nothing_to_ask_is_answered_at_once),
 		T(pages_of_a_match_that_was_replaced_stay_pinned),
 		T(more_pages_than_an_entry_takes_can_all_be_pinned),
+		T(a_window_opened_again_has_its_own_pins),
+		T(pages_of_a_blind_match_are_the_requests),
 		T(an_ended_request_wants_no_pages),
 		T(a_cancel_is_passed_on_and_answered_once),
 		T(groups_of_several_classes_are_one_operation),
