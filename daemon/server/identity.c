@@ -17,8 +17,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,46 +53,11 @@ static int pidfd_pid(int pidfd, long *pid)
 	return 0;
 }
 
-/*
- * Closing a descriptor that a client sent may block: a FUSE server is asked to
- * flush, and need not answer. A pidfd is safe. Anything else is no part of the
- * protocol, so it goes to a thread of its own, of which only so many may be
- * stuck: then the descriptor is given up.
- */
-#define MAX_CLOSERS	16
-
-/* Of the process: a thread that is stuck outlives its server. */
-static _Atomic unsigned int nr_closers;
-
-static void *closer(void *arg)
+bool fd_is_pidfd(int fd)
 {
-	close((int)(intptr_t)arg);
-	atomic_fetch_sub_explicit(&nr_closers, 1, memory_order_relaxed);
-	return NULL;
-}
-
-void foreign_close(int fd)
-{
-	pthread_attr_t attr;
-	pthread_t thread;
 	long pid;
 
-	if (!pidfd_pid(fd, &pid)) {
-		close(fd);
-		return;
-	}
-	/* relaxed: a bound, nothing is published by it */
-	if (atomic_fetch_add_explicit(&nr_closers, 1, memory_order_relaxed) >=
-	    MAX_CLOSERS || pthread_attr_init(&attr)) {
-		atomic_fetch_sub_explicit(&nr_closers, 1,
-					  memory_order_relaxed);
-		return;
-	}
-	pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	if (pthread_create(&thread, &attr, closer, (void *)(intptr_t)fd))
-		atomic_fetch_sub_explicit(&nr_closers, 1,
-					  memory_order_relaxed);
-	pthread_attr_destroy(&attr);
+	return !pidfd_pid(fd, &pid);
 }
 
 static int peer_pidfd(int sock)

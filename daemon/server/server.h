@@ -354,8 +354,16 @@ void sessions_arm(struct server *s, uint64_t deadline_ns);
 int session_identify(struct session *ss, int sock, int pidfd,
 		     struct errmsg *e);
 
-/** foreign_close() - close what a client sent; never blocks */
-void foreign_close(int fd);
+bool fd_is_pidfd(int fd);
+
+/* -- closing what clients sent: foreign.c -------------------------------------------- */
+
+#define FOREIGN_CLOSERS	4	/* descriptors of one socket that are being closed */
+
+/** foreign_room() - may a descriptor be received from this socket's clients? */
+bool foreign_room(unsigned int socket);
+/** foreign_close() - close one; never blocks. foreign_room() was true before */
+void foreign_close(int fd, unsigned int socket);
 
 /* -- the server ------------------------------------------------------------------- */
 

@@ -166,12 +166,23 @@ void session_tell_index(struct session *ss, struct mm_space *sp)
 /* -- receiving ----------------------------------------------------------------------- */
 
 /* What is left of a message's descriptors. */
-static void drop_fds(struct sock_msg *m)
+static void drop_fds(struct session *ss, struct sock_msg *m)
 {
 	int fd;
 
 	while ((fd = sock_msg_take_fd(m)) >= 0)
-		foreign_close(fd);
+		foreign_close(fd, ss->via->ix);
+}
+
+/* A pidfd comes with hello, nothing with anything else. */
+static int recv_one(struct session *ss, struct sock_msg *m)
+{
+	bool hello = ss->state == SESSION_GREETING;
+	bool room = hello && foreign_room(ss->via->ix);
+	int err = sock_recv_max(ss->sock.fd, m, room);
+
+	/* that is what a hello with its pidfd is then, and others as well */
+	return err == -EPROTO && hello && !room ? -ENFILE : err;
 }
 
 static void sock_ready(struct source *src, uint32_t events)
@@ -187,19 +198,22 @@ static void sock_ready(struct source *src, uint32_t events)
 
 		if (ss->doom || ss->over)
 			return;
-		/* a pidfd comes with hello, nothing with anything else */
-		err = sock_recv_max(src->fd, m, ss->state == SESSION_GREETING);
+		err = recv_one(ss, m);
 		if (err == -EAGAIN)
 			return;
 		if (err == -EPROTO)
 			session_doom(ss, REJECT_MSG_BAD, "%s", "bad packet");
 		else if (err == -EMFILE)
 			session_doom(ss, REJECT_NOMEM, "out of descriptors");
+		else if (err == -ENFILE)
+			session_doom(ss, REJECT_NOMEM, "%u files that came "
+				     "through its socket cannot be closed",
+				     FOREIGN_CLOSERS);
 		else if (err)
 			session_over(ss);
 		else
 			session_request(ss, m);
-		drop_fds(m);
+		drop_fds(ss, m);
 	}
 	if (!(events & (EPOLLHUP | EPOLLERR)))
 		return;

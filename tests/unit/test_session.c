@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* link: -Wl,--wrap=pthread_create */
 /* Sessions: hello, identity, set-up requests, and who is cut off for what. */
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,6 +21,37 @@
 
 static struct server_rig rig;
 
+/* -- threads that are not to be had, or do not get on ---------------------------------- */
+
+static enum { THREADS_RUN, THREADS_FAIL, THREADS_STICK } threads;
+static unsigned int nr_stuck;
+static struct { void *(*fn)(void *arg); void *arg; } stuck[64];
+
+int __real_pthread_create(pthread_t *t, const pthread_attr_t *attr,
+			  void *(*fn)(void *arg), void *arg);
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr,
+			  void *(*fn)(void *arg), void *arg);
+
+int __wrap_pthread_create(pthread_t *t, const pthread_attr_t *attr,
+			  void *(*fn)(void *arg), void *arg)
+{
+	if (threads == THREADS_FAIL)
+		return EAGAIN;
+	if (threads != THREADS_STICK || nr_stuck == ARRAY_SIZE(stuck))
+		return __real_pthread_create(t, attr, fn, arg);
+	stuck[nr_stuck].fn = fn;
+	stuck[nr_stuck++].arg = arg;
+	return 0;
+}
+
+static void threads_get_on(void)
+{
+	threads = THREADS_RUN;
+	while (nr_stuck--)
+		stuck[nr_stuck].fn(stuck[nr_stuck].arg);
+	nr_stuck = 0;
+}
+
 static int setup(void **state)
 {
 	return srig_open(&rig, NULL);
@@ -26,6 +59,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
+	threads_get_on();
 	srig_close(&rig);
 	return 0;
 }
@@ -128,6 +162,67 @@ static void a_file_is_no_pidfd(void **state)
 	while (fd_count() > before - 2 && !deadline_past(deadline))
 		srig_pump(&rig);
 	assert_int_equal(fd_count(), before - 2);
+}
+
+static void hello_with_a_file(enum reject why)
+{
+	int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	struct raw_client c;
+
+	connect_to(&c, 0);
+	send_hello(&c, 1, 1, fd);
+	close(fd);
+	rc_expect_cut(&c, why);
+	rc_close(&c);
+	srig_pump(&rig);
+}
+
+static void wait_for_fds(int n)
+{
+	uint64_t deadline = deadline_in(5 * NSEC_PER_SEC);
+
+	while (fd_count() != n && !deadline_past(deadline))
+		srig_pump(&rig);
+	assert_int_equal(fd_count(), n);
+}
+
+/* What could not be closed then is closed later. */
+static void no_thread_to_close_a_file_costs_no_descriptor(void **state)
+{
+	int before = fd_count();
+	unsigned int i;
+
+	threads = THREADS_FAIL;
+	for (i = 0; i < 3; i++)
+		hello_with_a_file(REJECT_IDENTITY);
+	threads = THREADS_RUN;
+	hello_with_a_file(REJECT_IDENTITY);
+	wait_for_fds(before);
+}
+
+/* A file system that does not answer holds so many threads and no more. */
+static void files_that_cannot_be_closed_are_bounded(void **state)
+{
+	int before = fd_count(), most;
+	struct raw_client c;
+	unsigned int i;
+
+	threads = THREADS_STICK;
+	for (i = 0; i < FOREIGN_CLOSERS; i++)
+		hello_with_a_file(REJECT_IDENTITY);
+	most = fd_count();
+	for (i = 0; i < 8; i++)
+		hello_with_a_file(REJECT_NOMEM);
+	assert_int_equal(fd_count(), most);
+	/* another socket's clients do not notice */
+	connect_to(&c, 1);
+	rc_hello(&c);
+	rc_close(&c);
+	threads_get_on();
+	connect_to(&c, 0);
+	rc_hello(&c);
+	rc_close(&c);
+	wait_for_fds(before);
 }
 
 /* A pidfd of somebody who lives longer would keep pins for ever. */
@@ -733,6 +828,8 @@ int main(void)
 		TEST(another_abi_is_refused_with_both_ranges),
 		TEST(abi_ranges_that_overlap_meet_at_the_highest),
 		TEST(a_file_is_no_pidfd),
+		TEST(no_thread_to_close_a_file_costs_no_descriptor),
+		TEST(files_that_cannot_be_closed_are_bounded),
 		TEST(another_process_pidfd_is_refused),
 		TEST(silence_ends_after_two_seconds),
 		TEST(too_many_silent_connections_are_refused),
