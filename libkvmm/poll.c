@@ -164,10 +164,16 @@ static void take_ready(struct kvmm *k)
 
 	if (!atomic_load_explicit(&k->kicked, memory_order_relaxed))
 		return;
-	/* acquire: pairs with kvmm_kick(); read first, so none gets lost */
-	if (read(k->wake, &count, sizeof(count)) < 0 && errno != EAGAIN)
+	/*
+	 * acquire: pairs with kvmm_kick(); read first, so none gets lost. With
+	 * nothing to read its write is still to come, and whoever finds kicked
+	 * true then must read it, or the descriptor stays readable for ever.
+	 */
+	if (read(k->wake, &count, sizeof(count)) == sizeof(count))
+		atomic_exchange_explicit(&k->kicked, false,
+					 memory_order_acq_rel);
+	else if (errno != EAGAIN)
 		return;
-	atomic_exchange_explicit(&k->kicked, false, memory_order_acq_rel);
 	kvmm_lock(&k->ops_lock);
 	list_for_each_entry_safe(op, tmp, &k->ready, link) {
 		list_move_tail(&k->done, &op->link);
