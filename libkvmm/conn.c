@@ -319,7 +319,9 @@ void kvmm_conn_run(struct kvmm *k, uint64_t now)
 			return;
 		}
 		k->state = CONN_HELLO;
-		atomic_store_explicit(&k->retry_ns, now + k->call_timeout_ns,
+		/* saturates: a user may want to wait for ever */
+		atomic_store_explicit(&k->retry_ns,
+				      deadline_in(k->call_timeout_ns),
 				      memory_order_relaxed);
 	}
 	receive(k, now);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What kvmm_poll() owes to the loop around it: sleep. */
+/* What kvmm_poll() owes to the loop around it: sleep, and the next daemon. */
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
@@ -64,12 +64,43 @@ static void a_wake_up_seen_half_done_does_not_stay(void **state)
 	assert_true(sleeps());
 }
 
+/* -- for ever ---------------------------------------------------------------------- */
+
+static void who_waits_for_ever_finds_the_next_daemon_too(void **state)
+{
+	const struct kvmm_open_opts o = {
+		.size = sizeof(o), .call_timeout_ns = UINT64_MAX,
+	};
+	uint64_t deadline = deadline_in(5 * NSEC_PER_SEC);
+	struct kvmm *k;
+
+	fk_hang_up(&f);
+	assert_int_equal(kvmm_open(f.path, &o, &k), 0);
+	/* the next daemon takes its time: its welcome is not there at once */
+	f.stopped = true;
+	poll(NULL, 0, 20);
+	fk_restart(&f);
+	while (k->state != CONN_HELLO) {
+		assert_false(deadline_past(deadline));
+		kvmm_poll(k, &d, 1);
+		poll(NULL, 0, 1);
+	}
+	f.stopped = false;
+	while (kvmm_epoch(k) != f.epoch && !deadline_past(deadline)) {
+		kvmm_poll(k, &d, 1);
+		poll(NULL, 0, 1);
+	}
+	assert_int_equal(kvmm_epoch(k), f.epoch);
+	kvmm_close(k);
+}
+
 #define T(x) cmocka_unit_test_setup_teardown(x, setup, teardown)
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		T(a_wake_up_seen_half_done_does_not_stay),
+		T(who_waits_for_ever_finds_the_next_daemon_too),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
