@@ -42,7 +42,8 @@ void kvmm_call_end(struct kvmm *k)
 	k->calling = false;
 	k->call_seq = 0;
 	kvmm_reap(k);
-	kvmm_cond_signal(&k->cond);
+	/* all of them: one that gives up would not pass it on */
+	kvmm_cond_broadcast(&k->cond);
 	kvmm_unlock(&k->lock);
 }
 

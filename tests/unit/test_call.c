@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages that nobody asked for, and answers that come too late. */
+/* Messages that nobody asked for, and calls that wait for each other. */
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -227,6 +228,47 @@ static void a_late_window_without_descriptors_is_given_back(void **state)
 	assert_int_equal(kvmm_win_open(c.sp, 0, 0, NULL, &c.win[0]), 0);
 }
 
+/* -- threads ----------------------------------------------------------------------- */
+
+#define WAITERS	3
+#define LONG_NS	(10 * NSEC_PER_SEC)
+
+static void *call(void *arg)
+{
+	struct kvmm_desc desc = *fk_desc(1);
+	struct kvmm_space *sp;
+
+	desc.model = "other";
+	assert_int_equal(kvmm_space_attach(arg, &desc, &sp), -ENOTCONN);
+	return NULL;
+}
+
+/* One waits for the answer, the others for their turn: all are told. */
+static void who_waits_for_a_call_is_told_of_the_loss(void **state)
+{
+	const struct kvmm_open_opts o = {
+		.size = sizeof(o), .call_timeout_ns = LONG_NS,
+	};
+	pthread_t t[WAITERS];
+	struct kvmm *k;
+	uint64_t t0;
+	int i;
+
+	fk_hang_up(&f);
+	assert_int_equal(kvmm_open(f.path, &o, &k), 0);
+	f.stopped = true;
+	for (i = 0; i < WAITERS; i++)
+		assert_int_equal(pthread_create(&t[i], NULL, call, k), 0);
+	poll(NULL, 0, 100);
+	t0 = now_ns();
+	fk_hang_up(&f);
+	for (i = 0; i < WAITERS; i++)
+		pthread_join(t[i], NULL);
+	assert_true(now_ns() - t0 < LONG_NS / 2);
+	kvmm_close(k);
+	f.stopped = false;
+}
+
 #define T(x) cmocka_unit_test_setup_teardown(x, setup, teardown)
 
 int main(void)
@@ -239,6 +281,7 @@ int main(void)
 		T(a_call_notices_it_as_well),
 		T(a_call_without_descriptors_notices_it),
 		T(a_late_window_without_descriptors_is_given_back),
+		T(who_waits_for_a_call_is_told_of_the_loss),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
