@@ -60,9 +60,17 @@ static void wanted_publish(struct mm_engine *e, uint64_t step)
 				      memory_order_seq_cst);
 }
 
+/* Whose step comes first, NULL: nobody waits. */
+static struct step_wait *waiter_first(const struct mm_engine *e)
+{
+	struct heap_node *n = heap_first(&e->waiters);
+
+	return n ? container_of(n, struct step_wait, node) : NULL;
+}
+
 static void waiter_run(struct mm_engine *e, struct step_wait *w, int err)
 {
-	list_del(&w->link);
+	heap_del(&e->waiters, &w->node);
 	e->mm->nr_step_waits--;
 	w->fn(w, err);
 }
@@ -73,13 +81,12 @@ void engine_steps_poll(struct mm_engine *e)
 		struct step_wait *w;
 		uint64_t want = UINT64_MAX;
 
-		if (!list_empty(&e->waiters))
+		if (!heap_empty(&e->waiters))
 			engine_step(e);
-		while ((w = list_first(&e->waiters, struct step_wait, link)) &&
-		       w->step <= e->step)
+		while ((w = waiter_first(e)) && w->node.key <= e->step)
 			waiter_run(e, w, 0);
 		if (w)
-			want = w->step;
+			want = w->node.key;
 		if (want == e->step_wanted)
 			return;
 		/* and look again: a step may have come in between */
@@ -89,10 +96,7 @@ void engine_steps_poll(struct mm_engine *e)
 
 void step_wait_add(struct mm_engine *e, struct step_wait *w, uint64_t step)
 {
-	struct list *pos;
-
-	list_init(&w->link);
-	w->step = step;
+	heap_node_init(&w->node);
 	if (engine_usable(e)) {
 		w->fn(w, -EOWNERDEAD);
 		return;
@@ -101,11 +105,7 @@ void step_wait_add(struct mm_engine *e, struct step_wait *w, uint64_t step)
 		w->fn(w, 0);
 		return;
 	}
-	/* steps come in order, so this ends at once */
-	for (pos = e->waiters.prev; pos != &e->waiters; pos = pos->prev)
-		if (list_entry(pos, struct step_wait, link)->step <= step)
-			break;
-	list_add(pos, &w->link);
+	heap_add(&e->waiters, &w->node, step);
 	e->mm->nr_step_waits++;
 	if (step < e->step_wanted)
 		engine_steps_poll(e);
@@ -113,9 +113,9 @@ void step_wait_add(struct mm_engine *e, struct step_wait *w, uint64_t step)
 
 void step_wait_del(struct mm_engine *e, struct step_wait *w)
 {
-	if (list_empty(&w->link))
+	if (!heap_queued(&w->node))
 		return;
-	list_del(&w->link);
+	heap_del(&e->waiters, &w->node);
 	e->mm->nr_step_waits--;
 }
 
@@ -139,7 +139,6 @@ struct mm_engine *engine_create(struct mm *mm, uint32_t socket,
 	e->world = world;
 	e->step_wanted = UINT64_MAX;
 	list_init(&e->members);
-	list_init(&e->waiters);
 	list_add_tail(&mm->engines, &e->link);
 	return e;
 }
@@ -207,7 +206,7 @@ static void engine_fail_waits(struct mm_engine *e)
 	struct step_wait *w;
 	struct mm_win *win;
 
-	while ((w = list_first(&e->waiters, struct step_wait, link)))
+	while ((w = waiter_first(e)))
 		waiter_run(e, w, -EOWNERDEAD);
 	wanted_publish(e, UINT64_MAX);
 	list_for_each_entry(c, &e->members, engine_link) {
@@ -273,7 +272,7 @@ void engine_end(struct mm_engine *e)
 static bool engine_unused(const struct mm_engine *e, const struct mm_client *c)
 {
 	return list_empty(&c->windows) && list_empty(&c->ops) &&
-	       list_empty(&e->waiters) && !e->nr_open;
+	       heap_empty(&e->waiters) && !e->nr_open;
 }
 
 static int join_check(const struct mm_client *c, uint32_t rank, uint32_t world,
@@ -385,7 +384,7 @@ uint64_t engines_run(struct mm *mm, uint64_t now_ns)
 	bool poll = mm->nr_step_waits && now_ns >= mm->next_step_poll_ns;
 
 	list_for_each_entry_safe(e, tmp, &mm->engines, link) {
-		if (poll && !list_empty(&e->waiters))
+		if (poll && !heap_empty(&e->waiters))
 			engine_steps_poll(e);
 		if (e->ended && !e->nr_open && !e->nr_quarantine)
 			engine_free(e);

@@ -24,13 +24,13 @@ struct fetch_page {
 
 /**
  * struct fetch_op - a fetch of some pages by one client
- * @link:	in mm->fetches, the next deadline first
+ * @node:	in mm->fetches; its key is the deadline
  * @pending:	pages not done yet, and 1 while they are being asked for
  * @res:	what became of each; a frame here holds a reference
  */
 struct fetch_op {
 	struct mm_op	op;
-	struct list	link;
+	struct heap_node node;
 	struct mm_pool	*pool;
 	uint64_t	deadline_ns;
 	uint32_t	n, pending;
@@ -44,7 +44,7 @@ static void fetch_put(struct fetch_op *fo, int32_t result, uint32_t n)
 {
 	mm_op_complete(&fo->op, fo->pool, result, n, fo->res);
 	mm_op_fini(&fo->op);
-	list_del(&fo->link);
+	heap_del(&fo->pool->nd->mm->fetches, &fo->node);
 	free(fo);
 }
 
@@ -113,16 +113,12 @@ static void fetch_cancel(struct mm_op *op)
 	fetch_abort(container_of(op, struct fetch_op, op), -ECANCELED);
 }
 
-/* Most deadlines are later than those before: look from the end. */
-static void fetch_enqueue(struct mm *mm, struct fetch_op *fo)
+/* Whose deadline is next, NULL: there is no operation. */
+static struct fetch_op *fetch_first(const struct mm *mm)
 {
-	struct list *at = mm->fetches.prev;
+	struct heap_node *n = heap_first(&mm->fetches);
 
-	while (at != &mm->fetches &&
-	       list_entry(at, struct fetch_op, link)->deadline_ns >
-	       fo->deadline_ns)
-		at = at->prev;
-	list_add(at, &fo->link);
+	return n ? container_of(n, struct fetch_op, node) : NULL;
 }
 
 static struct fetch_op *fetch_create(struct mm_win *w,
@@ -146,7 +142,7 @@ static struct fetch_op *fetch_create(struct mm_win *w,
 		list_init(&fo->wait[i].w.link);
 	}
 	mm_op_init(&fo->op, w, sqe->tag, RING_FETCH, fetch_cancel);
-	fetch_enqueue(mm, fo);
+	heap_add(&mm->fetches, &fo->node, fo->deadline_ns);
 	return fo;
 }
 
@@ -256,7 +252,7 @@ uint64_t fetch_run(struct mm *mm, uint64_t now)
 	struct fetch_op *fo;
 
 	mm->now_ns = now;
-	while ((fo = list_first(&mm->fetches, struct fetch_op, link))) {
+	while ((fo = fetch_first(mm))) {
 		if (now < fo->deadline_ns) {
 			next = fo->deadline_ns;
 			break;
@@ -272,7 +268,7 @@ void fetch_stop(struct mm *mm)
 {
 	struct fetch_op *fo;
 
-	while ((fo = list_first(&mm->fetches, struct fetch_op, link)))
+	while ((fo = fetch_first(mm)))
 		fetch_abort(fo, -ECANCELED);
 	flights_stop(mm);
 }

@@ -30,6 +30,7 @@
 #ifndef KVMM_DAEMON_MM_MM_TYPES_H
 #define KVMM_DAEMON_MM_MM_TYPES_H
 
+#include "daemon/mm/heap.h"
 #include "daemon/mm/mm.h"
 #include "ipc/base/list.h"
 #include "ipc/index.h"
@@ -345,18 +346,18 @@ struct mm_engine {
 	bool		ended;		/* all members exited */
 	bool		evicted;	/* over a limit: gets nothing any more */
 	struct list	members;
-	struct list	waiters;	/* struct step_wait, by step */
+	struct heap	waiters;	/* struct step_wait, by step */
 	struct list	link;
 };
 
 /**
  * struct step_wait - something that goes on after a step of an engine
+ * @node:	its key is the step
  * @fn:		called when the step is done (@err 0) or the engine dies
  *		(-EOWNERDEAD); may free @w
  */
 struct step_wait {
-	struct list	link;
-	uint64_t	step;
+	struct heap_node node;
 	void		(*fn)(struct step_wait *w, int err);
 };
 
@@ -456,7 +457,7 @@ struct mm {
 	struct list	spaces, engines;
 	uint32_t	engine_seq;
 	struct list	flights;	/* flight.c: reads in flight */
-	struct list	fetches;	/* fetch.c: operations, by deadline */
+	struct heap	fetches;	/* fetch.c: operations, by deadline */
 	struct list	wbacks;		/* writeback.c: writes in flight */
 	struct list	closed;		/* window.c: of which something is left */
 	uint64_t	next_closed_ns;	/* 0: something changed, look now */

@@ -567,7 +567,7 @@ static bool entry_create(struct pub_op *op, uint32_t i,
 	en->op = op;
 	list_init(&en->link);
 	list_init(&en->waiters);
-	list_init(&en->sw.link);
+	heap_node_init(&en->sw.node);
 	op->nr_waiting++;
 	op->pool->meta[pub->frame].flags |= FMETA_PUB;
 	entry_wait(en, wait, blocker);

@@ -7,7 +7,6 @@
 void tier_init(struct mm *mm)
 {
 	list_init(&mm->flights);
-	list_init(&mm->fetches);
 	list_init(&mm->wbacks);
 }
 
