@@ -193,6 +193,18 @@ static int hello_make(struct session *ss, int pidfd, int *doorbell)
 	return mm_client_create(s->mm, &o, &ss->mc);
 }
 
+/* It will stand in logs, in JSON and on terminals. */
+static void take_name(struct session *ss, const struct wire_hello *h)
+{
+	size_t i;
+
+	static_assert(sizeof(ss->name) > sizeof(h->name), "room for the end");
+	for (i = 0; i < sizeof(h->name) && h->name[i]; i++)
+		ss->name[i] = h->name[i] < 0x20 || h->name[i] > 0x7e
+			      ? '?' : h->name[i];
+	ss->name[i] = '\0';
+}
+
 static void do_hello(struct session *ss, struct sock_msg *m)
 {
 	const struct wire_hello *h = (const void *)m->buf;
@@ -200,8 +212,7 @@ static void do_hello(struct session *ss, struct sock_msg *m)
 	enum reject why = hello_judge(ss, h, &e);
 	int pidfd = -1, doorbell = -1, err;
 
-	snprintf(ss->name, sizeof(ss->name), "%.*s", (int)sizeof(h->name),
-		 h->name);
+	take_name(ss, h);
 	ss->hello_pid = (pid_t)h->pid;
 	if (why)
 		goto refuse;

@@ -108,6 +108,32 @@ static void hello_is_answered_with_ledger_and_header(void **state)
 	rc_close(&c);
 }
 
+static void list_names(struct mm_client *c, const struct mm_client_info *ci,
+		       void *arg)
+{
+	snprintf(arg, 32, "%s", ci->name);
+}
+
+/* It goes into logs, lists and terminals. */
+static void a_name_is_made_printable(void **state)
+{
+	static const char raw[16] = "a\n\x1b[2J\xff\xc3.b~\x7f\0\n";
+	char name[32] = "";
+	struct raw_client c;
+	struct wire_hello h = {
+		.h = { .type = WIRE_HELLO, .len = sizeof(h) },
+		.abi_min = 1, .abi_max = 1, .pid = (uint32_t)getpid(),
+	};
+
+	memcpy(h.name, raw, sizeof(h.name));
+	connect_to(&c, 0);
+	assert_int_equal(rc_send(&c, &h.h, NULL, 0), 0);
+	rc_expect(&c, WIRE_WELCOME);
+	mm_for_each_client(rig.s->mm, list_names, name);
+	assert_string_equal(name, "a??[2J??.b~?");
+	rc_close(&c);
+}
+
 static void header_cannot_be_written_by_a_client(void **state)
 {
 	struct raw_client c;
@@ -824,6 +850,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(hello_is_answered_with_ledger_and_header),
+		TEST(a_name_is_made_printable),
 		TEST(header_cannot_be_written_by_a_client),
 		TEST(another_abi_is_refused_with_both_ranges),
 		TEST(abi_ranges_that_overlap_meet_at_the_highest),
