@@ -172,11 +172,42 @@ static uint32_t get_int(struct reader *r, unsigned int bytes)
 	return v;
 }
 
-/* A name: short, printable, so that it can stand in a log and on a terminal. */
+/*
+ * Bytes of the UTF-8 character at @p, of @n at most; 0: there is none, or a
+ * longer form than it needs, or half of a pair, or beyond the last one.
+ */
+static uint32_t char_bytes(const uint8_t *p, uint32_t n)
+{
+	static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
+	uint32_t bytes = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 :
+			 p[0] < 0xf0 ? 3 : p[0] < 0xf8 ? 4 : 0;
+	uint32_t c, i;
+
+	if (bytes < 2 || bytes > n)
+		return bytes == 1;
+	c = p[0] & (0x7f >> bytes);
+	for (i = 1; i < bytes; i++) {
+		if ((p[i] & 0xc0) != 0x80)
+			return 0;
+		c = c << 6 | (p[i] & 0x3f);
+	}
+	return c < least[bytes] || c > 0x10ffff ||
+	       (c >= 0xd800 && c < 0xe000) ? 0 : bytes;
+}
+
+static bool is_control(const uint8_t *p)
+{
+	return p[0] < 0x20 || p[0] == 0x7f || (p[0] == 0xc2 && p[1] < 0xa0);
+}
+
+/*
+ * A name: short, printable UTF-8, so that it can stand in a log, in JSON and on
+ * a terminal.
+ */
 static int get_str(struct reader *r, char out[KVMM_MAX_STR], const char *field,
 		   struct errmsg *e)
 {
-	uint32_t i, n = get_int(r, 4);
+	uint32_t i, k, n = get_int(r, 4);
 	const uint8_t *p;
 
 	if (n >= KVMM_MAX_STR)
@@ -185,12 +216,17 @@ static int get_str(struct reader *r, char out[KVMM_MAX_STR], const char *field,
 	p = get(r, n);
 	if (!p)
 		n = 0;
-	for (i = 0; i < n; i++) {
-		if (p[i] < 0x20 || p[i] == 0x7f)
+	for (i = 0; i < n; i += k) {
+		k = char_bytes(p + i, n - i);
+		if (!k)
+			return errmsg_set(e, -EINVAL,
+				"%s: byte %u, 0x%02x, is not UTF-8", field, i,
+				p[i]);
+		if (is_control(p + i))
 			return errmsg_set(e, -EINVAL,
 				"%s: control character 0x%02x at byte %u",
-				field, p[i], i);
-		out[i] = p[i];
+				field, p[i + k - 1], i);
+		memcpy(out + i, p + i, k);
 	}
 	memset(out + n, 0, KVMM_MAX_STR - n);
 	return 0;

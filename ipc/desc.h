@@ -2,7 +2,8 @@
 /*
  * The canonical form of a space's descriptor: what is sent, compared and
  * hashed. Fields in struct order, integers little-endian, every string and
- * every array with a u32 length before it:
+ * every array with a u32 length before it. Strings are UTF-8 without control
+ * characters:
  *
  *   model revision kv_dtype scale_format layout abi_tag salt	(strings)
  *   u16 world

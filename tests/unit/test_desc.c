@@ -108,6 +108,13 @@ static void each_wrong_field_is_named(void **state)
 	REFUSED(o.d.model = NULL, -EINVAL, "model");
 	REFUSED(o.d.revision = long_name, -EINVAL, "revision");
 	REFUSED(o.d.abi_tag = "a\nb", -EINVAL, "abi_tag");
+	REFUSED(o.d.layout = "a\x7f", -EINVAL, "layout");
+	REFUSED(o.d.model = "caf\xe9", -EINVAL, "UTF-8");
+	REFUSED(o.d.model = "cut \xe2\x82", -EINVAL, "UTF-8");
+	REFUSED(o.d.model = "long \xc0\xaf", -EINVAL, "UTF-8");
+	REFUSED(o.d.model = "half \xed\xa0\x80", -EINVAL, "UTF-8");
+	REFUSED(o.d.model = "far \xf4\x90\x80\x80", -EINVAL, "UTF-8");
+	REFUSED(o.d.model = "c1 \xc2\x9b", -EINVAL, "control");
 	REFUSED(o.d.world = 0, -EINVAL, "world");
 	REFUSED(o.d.world = KVMM_MAX_WORLD + 1, -EINVAL, "world");
 	REFUSED(o.d.nclasses = 0, -EINVAL, "nclasses");
@@ -226,6 +233,17 @@ static void changed_bytes_are_refused_or_mean_something_else(void **state)
 	desc_fini(&b);							\
 } while (0)
 
+static void names_may_be_in_any_script(void **state)
+{
+	struct errmsg e = { "" };
+	struct one o;
+
+	fill(&o);
+	o.d.model = "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbd";
+	if (desc_encode(&o.d, buf, &e) < 0)
+		fail_msg("%s", e.text);
+}
+
 static void the_first_difference_is_named(void **state)
 {
 	DIFFERS(o.d.model = "n", "model");
@@ -277,6 +295,7 @@ int main(void)
 		cmocka_unit_test(a_descriptor_that_does_not_fit_is_refused),
 		cmocka_unit_test(shorter_and_longer_bytes_are_refused),
 		cmocka_unit_test(changed_bytes_are_refused_or_mean_something_else),
+		cmocka_unit_test(names_may_be_in_any_script),
 		cmocka_unit_test(the_first_difference_is_named),
 		cmocka_unit_test(a_space_is_its_descriptor_and_its_tenant),
 	};
