@@ -122,6 +122,21 @@ void kvmm_att_put(struct kvmm_att *a)
 		kvmm_bury(a->era->k, &a->dead);
 }
 
+bool kvmm_att_claim(struct kvmm_att *a)
+{
+	uint32_t one = 1;
+
+	/* acquire: what those wrote who have put theirs */
+	return atomic_compare_exchange_strong_explicit(&a->refs, &one, 0,
+						       memory_order_acquire,
+						       memory_order_relaxed);
+}
+
+void kvmm_att_unclaim(struct kvmm_att *a)
+{
+	atomic_store_explicit(&a->refs, 1, memory_order_relaxed);
+}
+
 void kvmm_att_read_until(struct kvmm_att *a, uint64_t step)
 {
 	uint64_t old = atomic_load_explicit(&a->read_until,
@@ -143,7 +158,7 @@ int kvmm_space_enter(struct kvmm_space *sp, struct kvmm_era *e,
 	const struct wire_attached *r = (const struct wire_attached *)k->msg->buf;
 	size_t bytes = sizeof(struct wire_attach) + sp->nr_bytes;
 	struct wire_attach *w = calloc(1, bytes);
-	struct kvmm_att *a = calloc(1, sizeof(*a)), *old;
+	struct kvmm_att *a = calloc(1, sizeof(*a));
 	struct kvmm_ixmap *x = NULL;
 	int err;
 
@@ -173,8 +188,7 @@ int kvmm_space_enter(struct kvmm_space *sp, struct kvmm_era *e,
 	atomic_store_explicit(&a->index, x, memory_order_relaxed);
 	memcpy(sp->id, r->id, sizeof(sp->id));
 	/* seq_cst: unlinks the old one, see lib.h */
-	old = atomic_exchange(&sp->att, a);
-	kvmm_att_put(old);
+	atomic_store(&sp->att, a);
 	free(w);
 	return 0;
 

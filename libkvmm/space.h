@@ -51,11 +51,20 @@ struct kvmm_att {
 /* Takes a reference unless @a is on its way out. */
 bool kvmm_att_get(struct kvmm_att *a);
 void kvmm_att_put(struct kvmm_att *a);
+/*
+ * Take the space's own reference if it is the only one: nobody gets another
+ * until it is given back. Then kvmm_att_unclaim(), or kvmm_bury() once replaced.
+ */
+bool kvmm_att_claim(struct kvmm_att *a);
+void kvmm_att_unclaim(struct kvmm_att *a);
 /* Its daemon is gone, and what it showed may be read until @step. */
 void kvmm_att_read_until(struct kvmm_att *a, uint64_t step);
 /* WIRE_INDEX; takes the message's descriptor. */
 int kvmm_space_index(struct kvmm *k, struct sock_msg *m);
-/* Attach (again); the caller is in a set-up call. */
+/*
+ * Attach (again); the caller is in a set-up call, and what becomes of the former
+ * attachment is its business.
+ */
 int kvmm_space_enter(struct kvmm_space *sp, struct kvmm_era *e,
 		     uint64_t deadline);
 

@@ -471,25 +471,50 @@ static uint64_t att_last_step(struct kvmm_att *a)
 /*
  * May @a go, and its mappings with it? Not while a request is bound to it, nor
  * while a kernel runs that was launched for one that has ended: @done is the
- * last step of which the caller says that it is complete.
+ * last step of which the caller says that it is complete. On success @a is
+ * claimed: a thread that found it in force a moment ago and goes on only now
+ * binds no request to it, whose frames would be the next daemon's.
  */
 static int att_idle(struct kvmm_att *a, uint64_t done)
 {
 	struct kvmm *k = a->era->k;
 	uint64_t step;
 
-	/* one reference is the space's; new requests do not bind to it */
-	if (atomic_load(&a->refs) > 1)
+	if (!kvmm_att_claim(a))
 		return kvmm_fail(-EBUSY,
 			"requests of the former daemon are still open");
 	kvmm_lock(&k->lock);
 	kvmm_step_words(k);
 	kvmm_unlock(&k->lock);
 	step = att_last_step(a);
-	if (step > max(done, kvmm_era_step(kvmm_era_now(k))))
-		return kvmm_fail(-EBUSY,
-			"step %llu may still use pages of the former daemon",
-			(unsigned long long)step);
+	if (step <= max(done, kvmm_era_step(kvmm_era_now(k))))
+		return 0;
+	kvmm_att_unclaim(a);
+	return kvmm_fail(-EBUSY,
+			 "step %llu may still use pages of the former daemon",
+			 (unsigned long long)step);
+}
+
+/* Attach @sp to the daemon in force; what was mapped of the former one goes. */
+static int attach_again(struct kvmm_space *sp, uint64_t done, uint64_t deadline)
+{
+	struct kvmm_att *old = atomic_load_explicit(&sp->att,
+						    memory_order_relaxed);
+	struct kvmm_win *w;
+	int err;
+
+	err = att_idle(old, done);
+	if (err)
+		return err;
+	err = kvmm_space_enter(sp, kvmm_era_now(sp->k), deadline);
+	if (err) {
+		kvmm_att_unclaim(old);
+		return err;
+	}
+	/* the views of all its windows go with the attachment */
+	list_for_each_entry(w, &sp->wins, link)
+		win_hide(w);
+	kvmm_bury(sp->k, &old->dead);
 	return 0;
 }
 
@@ -500,25 +525,13 @@ static int att_idle(struct kvmm_att *a, uint64_t done)
 static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 {
 	struct kvmm_space *sp = w->sp;
-	struct kvmm_era *e = kvmm_era_now(sp->k);
 	struct kvmm_att *a = atomic_load_explicit(&sp->att,
 						  memory_order_relaxed);
 	struct kvmm_view *v;
 	int err;
 
-	if (a->era != e) {
-		err = att_idle(a, done);
-		if (err)
-			return err;
-	}
-	win_hide(w);
-	if (a->era != e) {
-		struct kvmm_win *o;
-
-		/* the views of all its windows go with the attachment */
-		list_for_each_entry(o, &sp->wins, link)
-			win_hide(o);
-		err = kvmm_space_enter(sp, e, deadline);
+	if (a->era != kvmm_era_now(sp->k)) {
+		err = attach_again(sp, done, deadline);
 		if (err)
 			return err;
 		a = atomic_load_explicit(&sp->att, memory_order_relaxed);

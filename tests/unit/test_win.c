@@ -197,19 +197,24 @@ static void a_publish_in_flight_keeps_the_tables(void **state)
 
 /* -- another daemon ---------------------------------------------------------------- */
 
-/* Each window is opened again in turn; none may look at what went with one. */
-static void windows_find_the_next_daemon_one_by_one(void **state)
+static void find_the_next(void)
 {
 	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
 	uint64_t epoch = kvmm_epoch(c.k);
 	struct kvmm_done d;
 
-	end(0);
 	fk_restart(&f);
 	while (kvmm_epoch(c.k) == epoch) {
 		assert_false(deadline_past(deadline));
 		kvmm_poll(c.k, &d, 1);
 	}
+}
+
+/* Each window is opened again in turn; none may look at what went with one. */
+static void windows_find_the_next_daemon_one_by_one(void **state)
+{
+	end(0);
+	find_the_next();
 	assert_int_equal(kvmm_win_sync(c.win[0], 0), 1);
 	/* the first one took the space along */
 	assert_null(kvmm_win_ptr(c.win[1], 0, FK_FIRST));
@@ -218,6 +223,45 @@ static void windows_find_the_next_daemon_one_by_one(void **state)
 	assert_non_null(kvmm_win_ptr(c.win[1], 0, FK_FIRST));
 	assert_int_equal(kvmm_win_sync(c.win[0], 0), 0);
 	assert_int_equal(kvmm_win_sync(c.win[1], 0), 0);
+}
+
+/*
+ * A thread that found the attachment in force before the daemon went, and goes
+ * on as its mappings go: it may not bind a request to it any more.
+ */
+static struct kvmm_att *found_before;
+static unsigned int asked, bound;
+
+static void goes_on_now(void *arg, void *ptr, size_t bytes, int up)
+{
+	if (up || !found_before)
+		return;
+	asked++;
+	bound += kvmm_att_get(found_before);
+}
+
+static void nobody_binds_to_what_is_going(void **state)
+{
+	const struct kvmm_win_opts o = {
+		.size = sizeof(o), .on_extent = goes_on_now,
+	};
+
+	win_close();
+	assert_int_equal(kvmm_win_open(c.sp, 0, 0, &o, &c.win[0]), 0);
+	end(0);
+	asked = bound = 0;
+	assert_true(kvmm_enter(c.k));
+	found_before = c.sp->att;
+	find_the_next();
+	/* and one that did in time is in the way, as any other */
+	assert_true(kvmm_att_get(found_before));
+	assert_int_equal(kvmm_win_sync(c.win[0], 0), -EBUSY);
+	kvmm_att_put(found_before);
+	assert_int_equal(kvmm_win_sync(c.win[0], 0), 1);
+	found_before = NULL;
+	kvmm_exit(c.k);
+	assert_int_equal(asked, 1);
+	assert_int_equal(bound, 0);
 }
 
 /* -- threads ------------------------------------------------------------------------ */
@@ -284,6 +328,7 @@ int main(void)
 		T(frames_of_a_closed_window_are_not_given_back),
 		T(a_publish_in_flight_keeps_the_tables),
 		T(windows_find_the_next_daemon_one_by_one),
+		T(nobody_binds_to_what_is_going),
 		T(windows_close_under_threads_that_match),
 	};
 
