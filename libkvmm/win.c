@@ -440,6 +440,21 @@ out_end:
 	return err;
 }
 
+static int ask_reserve(struct kvmm_att *a, unsigned int cls, unsigned int node,
+		       uint32_t frames, uint64_t deadline)
+{
+	struct wire_reserve r = {
+		.h	= { .type = WIRE_RESERVE, .len = sizeof(r) },
+		.space	= a->ix,
+		.cls	= cls,
+		.node	= node,
+		.frames	= frames,
+	};
+
+	return kvmm_call(a->era->k, &r.h, WIRE_OK, sizeof(struct wire_hdr),
+			 deadline);
+}
+
 /* -- syncing ---------------------------------------------------------------------------- */
 
 /* What is mapped is of a daemon that is gone. */
@@ -519,6 +534,27 @@ static int attach_again(struct kvmm_space *sp, uint64_t done, uint64_t deadline)
 }
 
 /*
+ * The floor that the user had: one that this daemon cannot grant is none, and
+ * kvmm_avail() says so. Only when nobody answers it is asked for once more.
+ */
+static int reserve_again(struct kvmm_win *w, struct kvmm_att *a,
+			 uint64_t deadline)
+{
+	_Atomic uint32_t *floor = &w->sp->reserved[w->cls][w->node];
+	uint32_t frames = atomic_load_explicit(floor, memory_order_relaxed);
+	int err;
+
+	if (!frames)
+		return 0;
+	err = ask_reserve(a, w->cls, w->node, frames, deadline);
+	if (err == -ENOTCONN || err == -ETIMEDOUT)
+		return err;
+	if (err)
+		atomic_store_explicit(floor, 0, memory_order_relaxed);
+	return 0;
+}
+
+/*
  * After a change of daemon: attach and open again, at the same base, once
  * nobody uses what was there before.
  */
@@ -528,7 +564,7 @@ static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 	struct kvmm_att *a = atomic_load_explicit(&sp->att,
 						  memory_order_relaxed);
 	struct kvmm_view *v;
-	int err;
+	int n, err;
 
 	if (a->era != kvmm_era_now(sp->k)) {
 		err = attach_again(sp, done, deadline);
@@ -550,15 +586,16 @@ static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 	}
 	w->extent_bytes = v->table->extent_bytes;
 	w->fpe = v->fpe;
-	err = sync_all(w, v, deadline);
-	if (err < 0) {
+	n = sync_all(w, v, deadline);
+	err = n < 0 ? n : reserve_again(w, a, deadline);
+	if (err) {
 		unmap_all(w, v);
 		win_bye(sp->k, v, deadline);
 		view_forget(v);
 		return err;
 	}
 	win_show(w, v);
-	return err;
+	return n;
 }
 
 int kvmm_win_sync(struct kvmm_win *w, uint64_t step)
@@ -603,6 +640,9 @@ void kvmm_win_leave(struct kvmm_win *w, uint64_t deadline)
 
 	list_del(&w->link);
 	atomic_store_explicit(&w->sp->open[w->cls][w->node], false,
+			      memory_order_relaxed);
+	/* the floor is the window's, there and here */
+	atomic_store_explicit(&w->sp->reserved[w->cls][w->node], 0,
 			      memory_order_relaxed);
 	if (v) {
 		/* seq_cst: unlinks it; who has used it keeps it */
@@ -687,12 +727,6 @@ void *kvmm_win_ptr(const struct kvmm_win *w, unsigned int seg,
 int kvmm_reserve(struct kvmm_space *sp, unsigned int cls, kvmm_node_t node,
 		 uint32_t frames)
 {
-	struct wire_reserve r = {
-		.h	= { .type = WIRE_RESERVE, .len = sizeof(r) },
-		.cls	= cls,
-		.node	= node,
-		.frames	= frames,
-	};
 	struct kvmm *k = sp->k;
 	struct kvmm_att *a;
 	uint64_t deadline;
@@ -702,21 +736,16 @@ int kvmm_reserve(struct kvmm_space *sp, unsigned int cls, kvmm_node_t node,
 	if (err)
 		return err;
 	a = atomic_load_explicit(&sp->att, memory_order_relaxed);
-	if (cls >= sp->desc.nclasses || node >= KVMM_MAX_NODES) {
+	if (cls >= sp->desc.nclasses || node >= KVMM_MAX_NODES)
 		err = kvmm_fail(-EINVAL, "class %u, node %u", cls, node);
-		goto out_end;
-	}
-	if (a->era != kvmm_era_now(k)) {
+	else if (a->era != kvmm_era_now(k))
 		err = kvmm_fail(-ESTALE,
 			"the daemon was replaced: kvmm_win_sync() attaches again");
-		goto out_end;
-	}
-	r.space = a->ix;
-	err = kvmm_call(k, &r.h, WIRE_OK, sizeof(struct wire_hdr), deadline);
+	else
+		err = ask_reserve(a, cls, node, frames, deadline);
 	if (!err)
 		atomic_store_explicit(&sp->reserved[cls][node], frames,
 				      memory_order_relaxed);
-out_end:
 	kvmm_call_end(k);
 	return err;
 }

@@ -99,6 +99,7 @@ static int win_make(struct fk_win *w)
 	w->w->bytes = bytes;
 	w->mag_tail = 0;
 	w->open = false;
+	w->reserved = 0;
 	for (i = 0; i < FK_EXTENTS; i++) {
 		w->extent[i] = -1;
 		w->up[i] = w->down[i] = 0;
@@ -266,6 +267,17 @@ static void do_win_sync(struct fk *f, const struct wire_win *q)
 	sock_send(f->sock, &r->h, fds, n);
 }
 
+static void do_reserve(struct fk *f, const struct wire_reserve *r)
+{
+	f->win[r->cls].reserves++;
+	if (f->full) {
+		send_error(f, r->h.seq, -ENOSPC, "others have it");
+		return;
+	}
+	f->win[r->cls].reserved = r->frames;
+	send_ok(f, r->h.seq);
+}
+
 static void serve(struct fk *f, struct sock_msg *m)
 {
 	const struct wire_hdr *h = (const void *)m->buf;
@@ -289,6 +301,9 @@ static void serve(struct fk *f, struct sock_msg *m)
 		f->win[w->win].closes++;
 		f->win[w->win].open = false;
 		send_ok(f, h->seq);
+		break;
+	case WIRE_RESERVE:
+		do_reserve(f, (const void *)m->buf);
 		break;
 	case WIRE_DETACH:
 		f->detaches++;

@@ -45,13 +45,15 @@ struct fk_win {
 	int		extent[FK_EXTENTS];	/* fd, -1: not there */
 	uint64_t	up[FK_EXTENTS], down[FK_EXTENTS];
 	uint32_t	mag_tail;
-	_Atomic unsigned int opens, closes, syncs;
+	_Atomic unsigned int opens, closes, syncs, reserves;
+	_Atomic uint32_t reserved;	/* frames of the last reserve */
 	_Atomic bool	open;
 };
 
 /**
  * struct fk - the daemon
  * @stopped:	as after SIGSTOP: the socket is accepted and not read
+ * @full:	no reserve is granted
  * @attaches, @detaches: how often it was asked
  */
 struct fk {
@@ -59,7 +61,7 @@ struct fk {
 	int		listen_fd, sock;
 	pthread_t	thread;
 	pthread_mutex_t	lock;
-	_Atomic bool	stop, stopped;
+	_Atomic bool	stop, stopped, full;
 	_Atomic unsigned int attaches, detaches, hellos;
 	uint64_t	epoch;
 	struct shm	hdr_shm, ledger_shm, index_shm;

@@ -264,6 +264,50 @@ static void nobody_binds_to_what_is_going(void **state)
 	assert_int_equal(bound, 0);
 }
 
+/* -- reserves ----------------------------------------------------------------------- */
+
+static uint32_t told_floor(unsigned int cls)
+{
+	struct kvmm_avail av = { .size = sizeof(av) };
+
+	assert_int_equal(kvmm_avail(c.sp, cls, 0, &av), 0);
+	return av.floor;
+}
+
+static void a_floor_is_asked_for_again_of_the_next_daemon(void **state)
+{
+	assert_int_equal(kvmm_reserve(c.sp, 1, 0, 20), 0);
+	end(0);
+	find_the_next();
+	assert_int_equal(kvmm_win_sync(c.win[0], 0), 1);
+	assert_int_equal(f.win[0].reserves, 0);
+	assert_int_equal(kvmm_win_sync(c.win[1], 0), 1);
+	assert_int_equal(f.win[1].reserved, 20);
+	assert_int_equal(told_floor(1), 20);
+}
+
+/* What the next daemon does not grant is not claimed to be there. */
+static void a_floor_that_is_refused_is_none(void **state)
+{
+	assert_int_equal(kvmm_reserve(c.sp, 1, 0, 20), 0);
+	end(0);
+	f.full = true;
+	find_the_next();
+	assert_int_equal(kvmm_win_sync(c.win[1], 0), 1);
+	assert_int_equal(f.win[1].reserves, 2);
+	assert_int_equal(told_floor(1), 0);
+	f.full = false;
+}
+
+static void a_floor_goes_with_its_window(void **state)
+{
+	assert_int_equal(kvmm_reserve(c.sp, 0, 0, 20), 0);
+	assert_int_equal(told_floor(0), 20);
+	win_close();
+	win_open();
+	assert_int_equal(told_floor(0), 0);
+}
+
 /* -- threads ------------------------------------------------------------------------ */
 
 static _Atomic bool stop;
@@ -329,6 +373,9 @@ int main(void)
 		T(a_publish_in_flight_keeps_the_tables),
 		T(windows_find_the_next_daemon_one_by_one),
 		T(nobody_binds_to_what_is_going),
+		T(a_floor_is_asked_for_again_of_the_next_daemon),
+		T(a_floor_that_is_refused_is_none),
+		T(a_floor_goes_with_its_window),
 		T(windows_close_under_threads_that_match),
 	};
 
