@@ -6,7 +6,7 @@
  * numbers are per class and node.
  *
  * Results stand as the pages do in the match: units [first, end) of the first
- * group, then of the second, and so on.
+ * group, then of the second, and so on. A BLOB's one page is of any units.
  */
 #include <string.h>
 
@@ -102,8 +102,20 @@ static struct kvmm_op_part *part_for(struct kvmm_job *op, struct kvmm_view *v,
 	return part;
 }
 
+/* Pages of @g that units [@first, @end) are answered with; returns how many. */
+static uint32_t span(const struct kvmm_mgroup *g, unsigned int first,
+		     unsigned int end, uint32_t *lo)
+{
+	if (g->rule == KVMM_BLOB) {
+		*lo = 0;
+		return 1;
+	}
+	*lo = first * g->ratio;
+	return (end - first) * g->ratio;
+}
+
 /*
- * Go through pages [@first, @end) of one group; @at counts those that are asked
+ * Go through the pages of units [@first, @end) of one group; @at counts those that are asked
  * of the daemon, @res all.
  */
 static int ask_group(struct kvmm_req *rq, struct kvmm_job *op,
@@ -112,11 +124,10 @@ static int ask_group(struct kvmm_req *rq, struct kvmm_job *op,
 		     uint32_t *res)
 {
 	struct kvmm_mset *m = kvmm_req_match(rq);
-	uint32_t lo, hi, i;
+	uint32_t lo, hi, i, n = span(g, first, end, &i);
 
 	kvmm_mgroup_need(g, end, &lo, &hi);
-	for (i = first * g->ratio; i < end * g->ratio && i < g->n;
-	     i++, (*res)++) {
+	for (; n; n--, i++, (*res)++) {
 		struct kvmm_page *p = &m->page[g->first + i];
 		struct kvmm_op_part *part;
 
@@ -148,15 +159,13 @@ static int ask_all(struct kvmm_req *rq, struct kvmm_job *op, unsigned int first,
 		   unsigned int end, unsigned int node)
 {
 	struct kvmm_mset *m = kvmm_req_match(rq);
-	uint32_t base[KVMM_MAX_GROUPS], at = 0, n = 0;
+	uint32_t base[KVMM_MAX_GROUPS], at = 0, n = 0, lo;
 	unsigned int cls, i;
 	int err;
 
 	for (i = 0; i < m->ngroups; i++) {
-		const struct kvmm_mgroup *g = &m->g[i];
-
 		base[i] = n;
-		n += min(end * g->ratio, g->n) - min(first * g->ratio, g->n);
+		n += span(&m->g[i], first, end, &lo);
 	}
 	for (cls = 0; cls < rq->sp->desc.nclasses; cls++) {
 		for (i = 0; i < m->ngroups; i++) {
@@ -286,7 +295,7 @@ static int fetch(struct kvmm_req *rq, unsigned int first, unsigned int end,
 	__must_hold(&rq->lock)
 {
 	struct kvmm_mset *m = kvmm_req_match(rq);
-	uint32_t n = 0, asked = 0;
+	uint32_t n = 0, asked = 0, lo;
 	struct ring_key *key;
 	struct kvmm_job *op;
 	unsigned int i;
@@ -295,9 +304,8 @@ static int fetch(struct kvmm_req *rq, unsigned int first, unsigned int end,
 	err = fetch_check(rq, first, end);
 	if (err)
 		return err;
-	for (i = 0; i < m->ngroups; i++)
-		n += min(end * m->g[i].ratio, m->g[i].n) -
-		     min(first * m->g[i].ratio, m->g[i].n);
+	for (i = m->ngroups; i > 0; i--)
+		n += span(&m->g[i - 1], first, end, &lo);
 	op = kvmm_op_alloc(rq->k, n, n);
 	if (!op)
 		return -ENOMEM;
@@ -306,7 +314,7 @@ static int fetch(struct kvmm_req *rq, unsigned int first, unsigned int end,
 	op->gen = m->gen;
 	op->done.tag = tag;
 	op->done.op = KVMM_OP_FETCH;
-	op->done.first = m->g[0].first + min(first * m->g[0].ratio, m->g[0].n);
+	op->done.first = lo;		/* the first group's, from page 0 on */
 	op->done.n = n;
 	err = ask_all(rq, op, first, end, node);
 	if (err)

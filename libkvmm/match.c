@@ -148,13 +148,15 @@ static int mset_fill(struct kvmm_req *rq, struct kvmm_mset *m,
 			return kvmm_fail(-EINVAL,
 				"no window is open on class %s at node %u",
 				d->cls[g->cls].name, node);
-		if (g->n / g->ratio < m->max_units)
+		if (g->rule != KVMM_BLOB && g->n / g->ratio < m->max_units)
 			m->max_units = g->n / g->ratio;
 		if (g->n)
 			memcpy(m->key[at], keys[i].k,
 			       g->n * sizeof(*m->key));
 		at += g->n;
 	}
+	if (m->max_units == UINT32_MAX)
+		m->max_units = 1;	/* of blobs alone: there or not */
 	for (i = 0; i < total; i++) {
 		m->page[i].state = PAGE_UNKNOWN;
 		m->page[i].flags = 0;
@@ -360,7 +362,9 @@ static void count_match(struct kvmm *k, const struct kvmm_mset *m)
 		uint32_t lo, hi;
 
 		kvmm_mgroup_need(g, m->n_any, &lo, &hi);
-		for (j = max(lo, m->n_here * g->ratio); j < hi; j++) {
+		if (g->rule != KVMM_BLOB)
+			lo = max(lo, m->n_here * g->ratio);
+		for (j = lo; j < hi; j++) {
 			const struct kvmm_page *p = &m->page[g->first + j];
 
 			pending += p->state == KVMM_PENDING;

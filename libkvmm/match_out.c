@@ -47,7 +47,26 @@ static uint64_t node_load_ns(const struct kvmm_hdr *hdr,
 	       NSEC_PER_USEC;
 }
 
-/* What unit @u adds: to load, to recompute. */
+/* What page @p adds: to load, to recompute. */
+static void page_cost(const struct kvmm_hdr *hdr, const struct kvmm_page *p,
+		      uint64_t *load, uint64_t *base, uint64_t *compute)
+{
+	*load += page_load_ns(hdr, p);
+	*base = max(*base, node_load_ns(hdr, p));
+	*compute += p->cost_us * NSEC_PER_USEC;
+}
+
+/* A blob comes with the first unit that is fetched, whichever that is. */
+static bool blob_comes(const struct kvmm_mset *m, const struct kvmm_mgroup *g,
+		       uint32_t u)
+{
+	const struct kvmm_page *p = &m->page[g->first];
+
+	return u == m->n_here &&
+	       (p->state == KVMM_LOWER || p->state == KVMM_PENDING);
+}
+
+/* What unit @u adds. */
 static void unit_cost(const struct kvmm_mset *m, const struct kvmm_hdr *hdr,
 		      uint32_t u, uint64_t *load, uint64_t *base,
 		      uint64_t *compute)
@@ -57,18 +76,19 @@ static void unit_cost(const struct kvmm_mset *m, const struct kvmm_hdr *hdr,
 
 	for (i = 0; i < m->ngroups; i++) {
 		const struct kvmm_mgroup *g = &m->g[i];
+		const struct kvmm_page *p = &m->page[g->first];
 		uint32_t lo, hi;
 
-		kvmm_mgroup_need(g, m->n_any, &lo, &hi);
-		for (j = u * g->ratio; j < (u + 1) * g->ratio; j++) {
-			const struct kvmm_page *p = &m->page[g->first + j];
-
-			if (j < lo || j >= hi)
-				continue;
-			*load += page_load_ns(hdr, p);
-			*base = max(*base, node_load_ns(hdr, p));
-			*compute += p->cost_us * NSEC_PER_USEC;
+		if (g->rule == KVMM_BLOB) {
+			if (blob_comes(m, g, u))
+				page_cost(hdr, p, load, base, compute);
+			continue;
 		}
+		kvmm_mgroup_need(g, m->n_any, &lo, &hi);
+		lo = max(lo, u * g->ratio);
+		hi = min(hi, (u + 1) * g->ratio);
+		for (j = lo; j < hi; j++)
+			page_cost(hdr, &p[j], load, base, compute);
 	}
 }
 

@@ -444,6 +444,42 @@ static void a_window_fetches_its_last_pages(void **state)
 	assert_memory_equal(k[0].key, key[3].b, 32);
 }
 
+/* It has one key for every length: the first unit is no more its own. */
+static void a_blob_comes_with_any_units(void **state)
+{
+	const struct kvmm_keys keys[] = {
+		{ .k = key + 9, .n = 1, .group = FK_BLOB },
+		{ .k = key, .n = N, .group = FK_FULL },
+	};
+	struct ring_result res[3];
+	const struct ring_key *k;
+	struct ring_sqe sqe;
+
+	fk_below(&f, &key[9], FK_BLOB, 0, 0, 4096);
+	assert_int_equal(kvmm_match(c.rq, keys, 2, 0, hit, &m), 0);
+	assert_int_equal(m.n_pages, N);
+	assert_int_equal(kvmm_fetch(c.rq, 2, 4, 0, deadline_in(NSEC_PER_SEC),
+				    7), 0);
+	k = posted(&sqe);
+	assert_int_equal(sqe.n, 3);
+	assert_memory_equal(k[0].key, key[9].b, 32);
+	assert_int_equal(k[0].group, FK_BLOB);
+	assert_memory_equal(k[1].key, key[2].b, 32);
+	results(res, 3, 80);
+	fk_answer(&f, &sqe, 0, res, 3);
+	assert_int_equal(kvmm_poll(c.k, &d, 1), 1);
+	assert_int_equal(d.first, 0);
+	assert_int_equal(d.n, 3);
+	assert_int_equal(d.res[0].frame, 80);
+	assert_int_equal(d.res[2].frame, 82);
+	/* here now, it is not asked for again */
+	assert_int_equal(kvmm_fetch(c.rq, 4, N, 0, deadline_in(NSEC_PER_SEC),
+				    7), 0);
+	k = posted(&sqe);
+	assert_int_equal(sqe.n, 2);
+	assert_memory_equal(k[0].key, key[4].b, 32);
+}
+
 static void a_daemon_that_talks_nonsense_is_left(void **state)
 {
 	struct ring_sqe sqe;
@@ -515,6 +551,7 @@ int main(void)
 		T(a_cancel_is_passed_on_and_answered_once),
 		T(groups_of_several_classes_are_one_operation),
 		T(a_window_fetches_its_last_pages),
+		T(a_blob_comes_with_any_units),
 		T(a_daemon_that_talks_nonsense_is_left),
 		T(a_short_answer_is_no_answer),
 		T(a_report_names_the_page),

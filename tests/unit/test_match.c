@@ -383,6 +383,64 @@ static void a_blob_is_there_or_not(void **state)
 	assert_int_equal(env.hit[0].state, KVMM_LOWER);
 }
 
+/* Beside others it is pinned when it is there, and the length is theirs. */
+static void a_blob_does_not_count_in_lengths(void **state)
+{
+	const struct kvmm_keys keys[] = {
+		{ .k = env.key + 20, .n = 1, .group = FK_BLOB },
+		{ .k = env.key, .n = N, .group = FK_FULL },
+	};
+	struct kvmm_stats st = { .size = sizeof(st) };
+	int i;
+
+	for (i = 0; i < 9; i++)
+		seal(FK_FULL, i);
+	assert_int_equal(match(keys, 2), 9);
+	assert_int_equal(env.m.n_pages, 9);
+	assert_int_equal(env.hit[0].state, KVMM_MISS);
+	fk_below(&env.f, &env.key[20], FK_BLOB, 0, 0, 4096);
+	assert_int_equal(match(keys, 2), 9);
+	assert_int_equal(env.hit[0].state, KVMM_LOWER);
+	assert_int_equal(kvmm_stats(env.c.k, &st), 0);
+	assert_int_equal(st.pages_lower, 1);
+	fk_seal(&env.f, 0, &env.key[20], FK_BLOB, FK_FIRST + 50, 1);
+	assert_int_equal(match(keys, 2), 9);
+	assert_int_equal(env.hit[0].state, KVMM_HIT);
+	assert_int_equal(env.hit[9].state, KVMM_HIT);
+	assert_int_equal(fk_all_pins(&env.f, 0), 10);
+	assert_int_equal(kvmm_trim(env.c.rq, 4, 0), 0);
+	assert_int_equal(fk_all_pins(&env.f, 0), 5);
+	/* nor does it make one where the others have none */
+	env.key[0] = fk_key(2, 0);
+	assert_int_equal(match(keys, 2), 0);
+	assert_int_equal(env.m.n_pages, 0);
+	assert_int_equal(fk_all_pins(&env.f, 0), 1);
+}
+
+/* It comes with the first fetch, and so with that one's time. */
+static void a_blob_below_is_part_of_the_load(void **state)
+{
+	const struct kvmm_keys keys[] = {
+		{ .k = env.key, .n = 3, .group = FK_FULL },
+		{ .k = env.key + 20, .n = 1, .group = FK_BLOB },
+	};
+
+	env.f.hdr->node[1].load_base_us = 100;
+	env.f.hdr->node[1].load_ns_per_kib = 5000;
+	seal(FK_FULL, 0);
+	fk_below(&env.f, &env.key[1], FK_FULL, 0, 300, 4096);
+	fk_below(&env.f, &env.key[2], FK_FULL, 0, 300, 4096);
+	assert_int_equal(match(keys, 2), 1);
+	assert_int_equal(env.m.n_load, 3);
+	assert_int_equal(env.m.load_us, 140);
+	assert_int_equal(env.m.recompute_us, 600);
+	fk_below(&env.f, &env.key[20], FK_BLOB, 0, 50, 4096);
+	assert_int_equal(match(keys, 2), 1);
+	assert_int_equal(env.m.n_load, 3);
+	assert_int_equal(env.m.load_us, 160);
+	assert_int_equal(env.m.recompute_us, 650);
+}
+
 /* FULL [0, 9), a WINDOW hole at 6, snapshots at 4 and 8: only 4 suits all. */
 static void groups_agree_on_one_length(void **state)
 {
@@ -596,6 +654,8 @@ int main(void)
 		T(a_short_window_starts_at_the_beginning),
 		T(the_last_snapshot_is_the_deepest),
 		T(a_blob_is_there_or_not),
+		T(a_blob_does_not_count_in_lengths),
+		T(a_blob_below_is_part_of_the_load),
 		T(groups_agree_on_one_length),
 		T2(lengths_count_common_units),
 		T(any_pattern_agrees_with_the_rule_by_hand),

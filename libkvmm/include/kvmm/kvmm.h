@@ -227,7 +227,7 @@ enum kvmm_op {
  * @first:	fetch: where the first page stands in the request's hits;
  *		publish: 0
  * @n:		elements of @res. Fetch: units [first, end) of the match's first
- *		group, then those of its second, and so on
+ *		group, then those of its second, and so on; of a BLOB its page
  * @res:	valid until the next kvmm_poll() of this connection
  */
 struct kvmm_done {
@@ -740,7 +740,7 @@ KVMM_API int kvmm_publish(struct kvmm_req *rq, kvmm_node_t node,
 /**
  * kvmm_fetch() - [H] bring pages of the last match to @node
  * @first:	units [@first, @end) of the match, all groups; of a WINDOW or
- *		LAST group what length @end needs
+ *		LAST group what length @end needs, of a BLOB its page
  * @deadline_ns: absolute CLOCK_MONOTONIC; 0 = as long as recomputing these
  *		pages would take, 2 s where nobody gave a cost. What is not
  *		there by then is a miss; the completion comes in time
