@@ -79,7 +79,7 @@ int kvmm_read(struct kvmm_req *rq, unsigned int page, const struct iovec *iov,
 
 static int write_frame(struct kvmm_req *rq, unsigned int cls,
 		       kvmm_node_t node, kvmm_frame_t frame,
-		       const struct iovec *iov, int n)
+		       const struct iovec *iov, int n) __must_hold(&rq->lock)
 {
 	struct kvmm_view *v = kvmm_req_view(rq, cls, node);
 	struct kvmm_own *o = v ? kvmm_req_own(rq, v) : NULL;

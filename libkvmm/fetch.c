@@ -157,6 +157,7 @@ static int ask_group(struct kvmm_req *rq, struct kvmm_job *op,
 /* Groups in the order of their classes, so that each class is one part. */
 static int ask_all(struct kvmm_req *rq, struct kvmm_job *op, unsigned int first,
 		   unsigned int end, unsigned int node)
+	__must_hold(&rq->lock)
 {
 	struct kvmm_mset *m = kvmm_req_match(rq);
 	uint32_t base[KVMM_MAX_GROUPS], at = 0, n = 0, lo;

@@ -101,7 +101,7 @@ static uint64_t common_unit(const struct desc *d, const struct kvmm_keys *keys,
  */
 static int mset_fill(struct kvmm_req *rq, struct kvmm_mset *m,
 		     const struct kvmm_keys *keys, unsigned int ngroups,
-		     unsigned int node, bool pin)
+		     unsigned int node, bool pin) __must_hold(&rq->lock)
 {
 	const struct desc *d = &rq->sp->desc;
 	uint64_t unit;
@@ -398,10 +398,11 @@ static bool answers(const struct kvmm_req *rq)
 	return mode == KVMM_MODE_ON || mode == KVMM_MODE_READONLY;
 }
 
-/* Under the request's lock: all that may be wrong with a call, and its keys. */
+/* All that may be wrong with a call, and its keys. */
 static int match_begin(struct kvmm_req *rq, struct kvmm_mset *set,
 		       const struct kvmm_keys *keys, unsigned int ngroups,
 		       unsigned int node, const struct kvmm_match *m, bool pin)
+	__must_hold(&rq->lock)
 {
 	int err;
 

@@ -120,7 +120,7 @@ static int check_groups(const struct kvmm_req *rq, const struct kvmm_pub *pub,
 
 static int publish_view(struct kvmm_req *rq, const struct kvmm_pub *pub,
 			unsigned int n, kvmm_node_t node,
-			struct kvmm_view **ret)
+			struct kvmm_view **ret) __must_hold(&rq->lock)
 {
 	struct kvmm_view *v;
 	unsigned int cls;
