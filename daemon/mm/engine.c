@@ -399,8 +399,12 @@ void engines_fini(struct mm *mm)
 {
 	struct mm_engine *e;
 	struct mm_client *c;
+	struct step_wait *w;
 
 	while ((e = list_first(&mm->engines, struct mm_engine, link))) {
+		/* operations have been dropped; frames wait to be freed yet */
+		while ((w = waiter_first(e)))
+			waiter_run(e, w, -EOWNERDEAD);
 		while ((c = list_first(&e->members, struct mm_client,
 				       engine_link)))
 			client_free(c);

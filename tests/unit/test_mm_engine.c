@@ -374,6 +374,17 @@ static void free_that_waits_for_a_step_survives_a_death(void **state)
 	assert_int_equal(rig.mm->nr_step_waits, 0);
 }
 
+/* The daemon ends before the step comes: a leak check sees what is left. */
+static void free_that_waits_for_a_step_ends_with_the_daemon(void **state)
+{
+	uint32_t f;
+
+	two_members(0);
+	mr_alloc(a, &f, 1);
+	assert_int_equal(mm_free(a->win, &f, 1, 9), 0);
+	assert_int_equal(rig.mm->nr_step_waits, 1);
+}
+
 static bool is_evicted(void *arg)
 {
 	rig.mm->next_pools_ns = 0;
@@ -484,6 +495,7 @@ int main(void)
 		T(dying_engine_gets_nothing_new),
 		T(others_notice_nothing_of_a_death),
 		T(free_that_waits_for_a_step_survives_a_death),
+		T(free_that_waits_for_a_step_ends_with_the_daemon),
 		T(engine_over_its_pin_limit_suffers_alone),
 		T(pins_elsewhere_do_not_count_in_a_pool_just_opened),
 	};
