@@ -57,10 +57,26 @@ void mm_node_stat(struct mm *mm, unsigned int node, struct mm_node_stat *st)
 
 /* -- pins ------------------------------------------------------------------------ */
 
-static void win_pins(const struct mm_win *w, struct mm_pin_info *pi)
+/* The pins of frames [@f, @end), which are of one extent. */
+static void pins_sum(const struct mm_win *w, uint32_t f, uint32_t end,
+		     struct mm_pin_info *pi)
+{
+	for (; f < end; f++) {
+		/* relaxed: for show */
+		uint32_t n = atomic_load_explicit(&w->pins[f],
+						  memory_order_relaxed);
+
+		pi->pins += n;
+		pi->frames += n != 0;
+	}
+}
+
+/* Looks at *@most words at most, and takes those off it. */
+static void win_pins(const struct mm_win *w, uint64_t *most,
+		     struct mm_pin_info *pi)
 {
 	const struct mm_pool *p = w->pool;
-	uint32_t no, f, end;
+	uint32_t f = p->per_extent, end = 0, to;
 
 	*pi = (struct mm_pin_info){
 		.client	= w->client,
@@ -72,22 +88,28 @@ static void win_pins(const struct mm_win *w, struct mm_pin_info *pi)
 		.node	= p->nd->ix,
 		.exited	= w->client->exited,
 	};
-	for (no = 1; no <= p->max_extents; no++) {
+	for (; f < p->max_frames; f = to) {
+		uint32_t no = f / p->per_extent;
+
+		to = (no + 1) * p->per_extent;
 		if (!p->extent[no].ext)
 			continue;
-		f = no * p->per_extent;
-		for (end = f + p->per_extent; f < end; f++) {
-			/* relaxed: for show */
-			uint32_t n = atomic_load_explicit(&w->pins[f],
-						memory_order_relaxed);
-
-			pi->pins += n;
-			pi->frames += n != 0;
+		if (f >= end) {
+			to = win_pins_next(w, f, &end);
+			if (to != f)
+				continue;
 		}
+		to = min(to, end);
+		if (to - f > *most) {
+			pi->partial = true;
+			return;
+		}
+		*most -= to - f;
+		pins_sum(w, f, to, pi);
 	}
 }
 
-void mm_for_each_pin(struct mm *mm,
+void mm_for_each_pin(struct mm *mm, uint64_t most,
 		     void (*fn)(const struct mm_pin_info *pi, void *arg),
 		     void *arg)
 {
@@ -100,8 +122,8 @@ void mm_for_each_pin(struct mm *mm,
 
 		list_for_each_entry(p, &mm->node[i].pools, node_link) {
 			list_for_each_entry(w, &p->windows, pool_link) {
-				win_pins(w, &pi);
-				if (pi.pins)
+				win_pins(w, &most, &pi);
+				if (pi.pins || pi.partial)
 					fn(&pi, arg);
 			}
 		}
@@ -203,7 +225,8 @@ int mm_walk_pages(struct mm *mm, struct mm_page_cursor *cur, uint64_t most,
 
 /* -- clients ------------------------------------------------------------------------- */
 
-static void client_info(const struct mm_client *c, struct mm_client_info *ci)
+static void client_info(const struct mm_client *c, uint64_t *most,
+			struct mm_client_info *ci)
 {
 	const struct mm_engine *e = c->engine;
 	const struct mm_win *w;
@@ -233,8 +256,9 @@ static void client_info(const struct mm_client *c, struct mm_client_info *ci)
 		ci->open_frames += w->nr_open;
 		if (w->void_pins)
 			continue;
-		win_pins(w, &pi);
+		win_pins(w, most, &pi);
 		ci->pins += pi.pins;
+		ci->pins_partial |= pi.partial;
 		for (no = 1; p->extents_going && no <= p->max_extents; no++)
 			if (p->extent[no].held &&
 			    win_holds(w, &p->extent[no]))
@@ -242,7 +266,7 @@ static void client_info(const struct mm_client *c, struct mm_client_info *ci)
 	}
 }
 
-void mm_for_each_client(struct mm *mm,
+void mm_for_each_client(struct mm *mm, uint64_t most,
 			void (*fn)(struct mm_client *c,
 				   const struct mm_client_info *ci, void *arg),
 			void *arg)
@@ -254,7 +278,7 @@ void mm_for_each_client(struct mm *mm,
 		list_for_each_entry(c, &e->members, engine_link) {
 			struct mm_client_info ci;
 
-			client_info(c, &ci);
+			client_info(c, &most, &ci);
 			fn(c, &ci, arg);
 		}
 	}

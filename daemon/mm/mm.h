@@ -384,7 +384,10 @@ struct mm_node_stat {
 unsigned int mm_nr_nodes(const struct mm *mm);
 void mm_node_stat(struct mm *mm, unsigned int node, struct mm_node_stat *st);
 
-/** struct mm_pin_info - who pins, for kvmmctl pins */
+/**
+ * struct mm_pin_info - who pins, for kvmmctl pins
+ * @partial:	there may be more: there were too many words to look at
+ */
 struct mm_pin_info {
 	struct mm_client *client;
 	const char	*name, *tenant;
@@ -392,8 +395,11 @@ struct mm_pin_info {
 	uint32_t	space, cls, node;
 	uint64_t	pins, frames;	/* sum, distinct frames */
 	bool		exited;		/* waits for its engine's other members */
+	bool		partial;
 };
-void mm_for_each_pin(struct mm *mm,
+
+/** mm_for_each_pin() - looks at @most words of pins at most, in all ledgers */
+void mm_for_each_pin(struct mm *mm, uint64_t most,
 		     void (*fn)(const struct mm_pin_info *pi, void *arg),
 		     void *arg);
 
@@ -447,8 +453,11 @@ struct mm_client_info {
 	uint64_t	step, open_frames, pins;
 	uint64_t	held_bytes;	/* in extents that it should have unmapped */
 	bool		connected, exited;
+	bool		pins_partial;	/* there may be more */
 };
-void mm_for_each_client(struct mm *mm,
+
+/** mm_for_each_client() - looks at @most words of pins at most */
+void mm_for_each_client(struct mm *mm, uint64_t most,
 			void (*fn)(struct mm_client *c,
 				   const struct mm_client_info *ci, void *arg),
 			void *arg);

@@ -664,6 +664,11 @@ void win_void(struct mm_win *w);
 void win_destroy(struct mm_win *w);
 /* Closed: freed when nothing is left of it. */
 void win_retire(struct mm_win *w);
+/*
+ * From frame @f on, the first whose pins exist as memory, and where that part
+ * ends: the file is sparse, and reading the rest would make it exist.
+ */
+uint32_t win_pins_next(const struct mm_win *w, uint32_t f, uint32_t *end);
 /* Closed windows of which something was left. */
 uint64_t windows_run(struct mm *mm, uint64_t now_ns);
 void win_leave_wait(struct mm_win *w);

@@ -246,8 +246,7 @@ static bool win_free_open(struct mm_win *w, uint32_t *budget)
 	return !w->nr_open;
 }
 
-/* From frame @f on, the first whose pins exist as memory: the file is sparse. */
-static uint32_t pins_next(const struct mm_win *w, uint32_t f, uint32_t *end)
+uint32_t win_pins_next(const struct mm_win *w, uint32_t f, uint32_t *end)
 {
 	off_t base = (const char *)w->pins - (const char *)w->wl, at;
 	const uint32_t n = w->pool->max_frames;
@@ -279,7 +278,7 @@ static bool win_unpinned(struct mm_win *w, uint32_t *budget)
 
 	for (; w->pins_at < p->max_frames; w->pins_at++, --*budget) {
 		if (w->pins_at >= end)
-			w->pins_at = pins_next(w, w->pins_at, &end);
+			w->pins_at = win_pins_next(w, w->pins_at, &end);
 		if (w->pins_at >= end)
 			break;
 		if (!*budget)

@@ -56,7 +56,7 @@ static uint64_t check_estimate_ms(struct server *s, struct check_cost *cc)
 	unsigned int i;
 
 	mm_for_each_space(s->mm, cost_of_space, cc);
-	mm_for_each_client(s->mm, cost_of_client, cc);
+	mm_for_each_client(s->mm, 0, cost_of_client, cc);
 	for (i = 0; i < s->nr_nodes; i++) {
 		mm_node_stat(s->mm, i, &st);
 		frames += st.frames;

@@ -172,7 +172,8 @@ enum ctl_exit ctl_client(const struct ctl *c, int argc, char **argv)
 			    ctl_true(cl, "leader") ? " leader" : "");
 		table_cell(t, client_state(cl));
 		table_cellf(t, "%" PRId64, ctl_int(cl, "step"));
-		table_cellf(t, "%" PRId64, ctl_int(cl, "pins"));
+		table_cellf(t, "%" PRId64 "%s", ctl_int(cl, "pins"),
+			    ctl_true(cl, "pins_partial") ? "+" : "");
 		table_cellf(t, "%" PRId64, ctl_int(cl, "open_frames"));
 		table_cellf(t, "%" PRId64, ctl_int(cl, "in_flight"));
 		table_cell(t, text_ms(ctl_int(cl, "since_ms"), buf,
@@ -212,7 +213,8 @@ enum ctl_exit ctl_pins(const struct ctl *c, int argc, char **argv)
 		table_cellf(t, "%" PRId64, ctl_int(p, "space"));
 		table_cellf(t, "%" PRId64, ctl_int(p, "class"));
 		table_cell(t, ctl_str(p, "node"));
-		table_cellf(t, "%" PRId64, ctl_int(p, "pins"));
+		table_cellf(t, "%" PRId64 "%s", ctl_int(p, "pins"),
+			    ctl_true(p, "partial") ? "+" : "");
 		table_cellf(t, "%" PRId64, ctl_int(p, "frames"));
 		table_cellf(t, "%" PRId64, ctl_int(p, "requests"));
 		table_cell(t, ctl_int(p, "requests")

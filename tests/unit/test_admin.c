@@ -314,6 +314,31 @@ static void lists_name_who_is_there(void **state)
 	rc_close(&c);
 }
 
+/* A ledger is sparse: to read what was never written would make it exist. */
+static void looking_for_pins_makes_no_memory(void **state)
+{
+	struct stat before, after;
+	struct raw_client c;
+	uint32_t frame;
+
+	assert_int_equal(rc_connect(&rig, 0, &c), 0);
+	rc_hello(&c);
+	rc_attach(&c);
+	rc_win_open(&c, KVMM_RW);
+	rc_alloc(&c, &frame, 1);
+	assert_int_equal(fstat(c.wl_shm.fd, &before), 0);
+	json_decref(execute("{\"cmd\": \"pins\"}"));
+	json_decref(execute("{\"cmd\": \"client\"}"));
+	assert_int_equal(fstat(c.wl_shm.fd, &after), 0);
+	assert_int_equal(after.st_blocks, before.st_blocks);
+	rc_close(&c);
+}
+
+static void one_pin(const struct mm_pin_info *pi, void *arg)
+{
+	*(struct mm_pin_info *)arg = *pi;
+}
+
 /* Pins are shown with who and since when, from the client's request slots. */
 static void pins_are_shown_with_their_age(void **state)
 {
@@ -323,6 +348,7 @@ static void pins_are_shown_with_their_age(void **state)
 	struct raw_client c;
 	struct ring_pub pub = { .key = { 1 } };
 	struct ring_sqe e = { .op = RING_PUBLISH, .n = 1 };
+	struct mm_pin_info pi = { .pins = 9 };
 	json_t *r, *o;
 
 	assert_int_equal(rc_connect(&rig, 0, &c), 0);
@@ -336,6 +362,12 @@ static void pins_are_shown_with_their_age(void **state)
 	rc_complete(&c, &cqe, res, 1);
 	assert_int_equal(res[0].result, 0);
 	atomic_store(&window_pins(c.wl)[res[0].frame], 2);
+	mm_for_each_pin(rig.s->mm, 1, one_pin, &pi);
+	assert_true(pi.partial);
+	assert_int_equal(pi.pins, 0);
+	mm_for_each_pin(rig.s->mm, 1u << 20, one_pin, &pi);
+	assert_false(pi.partial);
+	assert_int_equal(pi.pins, 2);
 	rq = (void *)((char *)c.l + c.l->req_off);
 	atomic_store(&rq->id, 4711);
 	atomic_store(&rq->start_ns, now_ns() - 700 * NSEC_PER_SEC);
@@ -545,6 +577,7 @@ int main(void)
 		TEST(nobody_else_can_open_the_socket),
 		TEST(status_says_everything),
 		TEST(lists_name_who_is_there),
+		TEST(looking_for_pins_makes_no_memory),
 		TEST(pins_are_shown_with_their_age),
 		TEST(a_dump_comes_in_pieces),
 		TEST(a_check_that_would_take_too_long_is_refused),

@@ -129,7 +129,7 @@ static void a_name_is_made_printable(void **state)
 	connect_to(&c, 0);
 	assert_int_equal(rc_send(&c, &h.h, NULL, 0), 0);
 	rc_expect(&c, WIRE_WELCOME);
-	mm_for_each_client(rig.s->mm, list_names, name);
+	mm_for_each_client(rig.s->mm, 0, list_names, name);
 	assert_string_equal(name, "a??[2J??.b~?");
 	rc_close(&c);
 }
