@@ -296,13 +296,10 @@ static void free_step(struct step_wait *sw, int err)
 	struct mm_pool *p = fw->pool;
 	uint32_t i;
 
-	/* a dead engine's frames go with the rest of what it holds */
-	for (i = 0; i < fw->n; i++) {
+	/* a dying engine's frames stay so, and go with the rest that it holds */
+	for (i = 0; !err && i < fw->n; i++) {
 		const struct mm_win *w = p->meta[fw->frame[i]].win;
 
-		p->meta[fw->frame[i]].flags &= ~FMETA_FREE;
-		if (err)
-			continue;
 		frame_put(p, fw->frame[i]);
 		/* not here: who calls may be going through windows */
 		if (w->closed && !w->nr_open)

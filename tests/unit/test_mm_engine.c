@@ -374,6 +374,28 @@ static void free_that_waits_for_a_step_survives_a_death(void **state)
 	assert_int_equal(rig.mm->nr_step_waits, 0);
 }
 
+/* A member that still runs may use it before that step, whatever was closed. */
+static void free_of_a_dying_engine_waits_for_its_end(void **state)
+{
+	uint32_t f;
+	int i;
+
+	two_members(0);
+	mr_alloc(a, &f, 1);
+	assert_int_equal(mm_free(a->win, &f, 1, 9), 0);
+	mm_win_close(a->win);
+	mr_exit(b);
+	for (i = 0; i < 10; i++) {
+		rig.mm->next_closed_ns = 0;
+		mr_run(&rig);
+		assert_int_equal(state_of(f), FRAME_OPEN);
+	}
+	mr_attach(mr_client(&rig, 2, KVMM_RW), "engine", PAGE);
+	mr_exit(a);
+	mr_settle(&rig);
+	assert_int_equal(state_of(f), FRAME_FREE);
+}
+
 /* The daemon ends before the step comes: a leak check sees what is left. */
 static void free_that_waits_for_a_step_ends_with_the_daemon(void **state)
 {
@@ -495,6 +517,7 @@ int main(void)
 		T(dying_engine_gets_nothing_new),
 		T(others_notice_nothing_of_a_death),
 		T(free_that_waits_for_a_step_survives_a_death),
+		T(free_of_a_dying_engine_waits_for_its_end),
 		T(free_that_waits_for_a_step_ends_with_the_daemon),
 		T(engine_over_its_pin_limit_suffers_alone),
 		T(pins_elsewhere_do_not_count_in_a_pool_just_opened),
