@@ -189,9 +189,26 @@ static bool page_ok(const struct kvmm_page *p, bool here)
 	return here ? p->state == KVMM_HIT : p->state != KVMM_MISS;
 }
 
-/* The largest length up to @n that a WINDOW group has. */
+/* Look up to page @end: it, and those before it down to @lo that are not yet. */
+static void look_back(struct kvmm_att *a, struct kvmm_mset *m,
+		      struct kvmm_mgroup *g, uint32_t lo, uint32_t end)
+{
+	const struct kvmm_page *p = &m->page[g->first];
+	uint32_t i = end;
+
+	while (i > lo && p[i - 1].state == PAGE_UNKNOWN)
+		i--;
+	kvmm_look(a, m, g, i, end);
+}
+
+/*
+ * The largest length up to @n that a WINDOW group has. Pages [*@good, the end of
+ * length @n) are known to suit: however often the other groups move the window
+ * down, each page is looked up once, and looked at twice.
+ */
 static uint32_t fit_window(struct kvmm_att *a, struct kvmm_mset *m,
-			   struct kvmm_mgroup *g, uint32_t n, bool here)
+			   struct kvmm_mgroup *g, uint32_t n, bool here,
+			   uint32_t *good)
 {
 	const struct kvmm_page *p = &m->page[g->first];
 
@@ -199,11 +216,16 @@ static uint32_t fit_window(struct kvmm_att *a, struct kvmm_mset *m,
 		uint32_t lo, hi, i;
 
 		kvmm_mgroup_need(g, n, &lo, &hi);
-		kvmm_look(a, m, g, lo, hi);
-		for (i = hi; i > lo && page_ok(&p[i - 1], here); i--)
-			;
-		if (i == lo)
+		for (i = min(hi, *good); i > lo; i--) {
+			if (p[i - 1].state == PAGE_UNKNOWN)
+				look_back(a, m, g, lo, i);
+			if (!page_ok(&p[i - 1], here))
+				break;
+		}
+		if (i == lo) {
+			*good = lo;
 			break;
+		}
 		/* page i - 1 is missing: the next length ends before it */
 		n = (i - 1) / g->ratio;
 	}
@@ -215,25 +237,30 @@ static uint32_t fit_last(struct kvmm_att *a, struct kvmm_mset *m,
 {
 	for (; n; n--) {
 		uint32_t i = n * g->ratio - 1;
+		const struct kvmm_page *p = &m->page[g->first + i];
 
-		kvmm_look(a, m, g, i, i + 1);
-		if (page_ok(&m->page[g->first + i], here))
+		if (p->state == PAGE_UNKNOWN)
+			kvmm_look(a, m, g, i, i + 1);
+		if (page_ok(p, here))
 			break;
 	}
 	return n;
 }
 
-static uint32_t fit(struct kvmm_att *a, struct kvmm_mset *m,
-		    struct kvmm_mgroup *g, uint32_t n, bool here)
+static uint32_t fit_full(const struct kvmm_mgroup *g, uint32_t n, bool here)
 {
-	uint32_t lead;
+	return min(n, (here ? g->lead_here : g->lead_any) / g->ratio);
+}
 
+static uint32_t fit(struct kvmm_att *a, struct kvmm_mset *m,
+		    struct kvmm_mgroup *g, uint32_t n, bool here,
+		    uint32_t *good)
+{
 	switch (g->rule) {
 	case KVMM_FULL:
-		lead = (here ? g->lead_here : g->lead_any) / g->ratio;
-		return lead < n ? lead : n;
+		return fit_full(g, n, here);
 	case KVMM_WINDOW:
-		return fit_window(a, m, g, n, here);
+		return fit_window(a, m, g, n, here, good);
 	case KVMM_LAST:
 		return fit_last(a, m, g, n, here);
 	default:
@@ -258,13 +285,15 @@ static uint32_t fit_blobs(const struct kvmm_mset *m, uint32_t n, bool here)
 static uint32_t joint(struct kvmm_att *a, struct kvmm_mset *m, uint32_t n,
 		      bool here)
 {
-	uint32_t before;
+	uint32_t good[KVMM_MAX_GROUPS], before;
 	unsigned int i;
 
+	for (i = 0; i < m->ngroups; i++)
+		good[i] = UINT32_MAX;
 	do {
 		before = n;
 		for (i = 0; n && i < m->ngroups; i++)
-			n = fit(a, m, &m->g[i], n, here);
+			n = fit(a, m, &m->g[i], n, here, &good[i]);
 	} while (n && n != before);
 	return fit_blobs(m, n, here);
 }
@@ -305,7 +334,7 @@ static void look_all(struct kvmm_att *a, struct kvmm_mset *m, bool pin)
 			continue;
 		hi = kvmm_look_lead(a, m, g, hi, pin);
 		count_lead(m, g, hi);
-		n = fit(a, m, g, n, false);
+		n = fit_full(g, n, false);
 	}
 	m->n_any = joint(a, m, n, false);
 	m->n_here = joint(a, m, m->n_any, true);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The joint rule and what a match pins, against a daemon made by hand. */
+/* link: -Wl,--wrap=kvmm_look */
 #include <string.h>
 
 #include "ipc/base/rand.h"
@@ -540,6 +541,56 @@ static void any_pattern_agrees_with_the_rule_by_hand(void **state)
 	}
 }
 
+/* -- what a search costs --------------------------------------------------------------------- */
+
+#define LONG	4000
+
+static uint64_t looked;			/* pages put through the lookup */
+
+void __real_kvmm_look(struct kvmm_att *a, struct kvmm_mset *m,
+		      struct kvmm_mgroup *g, uint32_t lo, uint32_t hi);
+void __wrap_kvmm_look(struct kvmm_att *a, struct kvmm_mset *m,
+		      struct kvmm_mgroup *g, uint32_t lo, uint32_t hi);
+
+void __wrap_kvmm_look(struct kvmm_att *a, struct kvmm_mset *m,
+		      struct kvmm_mgroup *g, uint32_t lo, uint32_t hi)
+{
+	looked += hi > lo ? hi - lo : 0;
+	__real_kvmm_look(a, m, g, lo, hi);
+}
+
+/* A window as long as the prompt moves down page by page where there is none. */
+static void each_page_of_a_window_is_looked_up_once(void **state)
+{
+	static struct kvmm_key key[LONG];
+	static struct kvmm_hit hit[2 * LONG];
+	const struct kvmm_keys keys[] = {
+		{ .k = key, .n = LONG, .group = FK_WINDOW },
+		{ .k = key, .n = LONG, .group = FK_LAST },
+	};
+	uint32_t i;
+
+	for (i = 0; i < LONG; i++)
+		key[i] = fk_key(1, i);
+	env.c.sp->desc.group[FK_WINDOW].window_pages = LONG;
+	looked = 0;
+	assert_int_equal(kvmm_match(env.c.rq, keys, 1, 0, hit, &env.m), 0);
+	assert_int_equal(env.m.n_pages, 0);
+	assert_in_range(looked, 1, LONG);
+	/* each group moves the other down by one, to the beginning */
+	env.c.sp->desc.group[FK_WINDOW].window_pages = 100;
+	for (i = 0; i < 60; i++) {
+		fk_below(&env.f, &key[i], FK_WINDOW, 0, 0, 4096);
+		fk_seal(&env.f, 0, &key[i], i % 2 ? FK_WINDOW : FK_LAST,
+			FK_FIRST + i, 1);
+	}
+	looked = 0;
+	assert_int_equal(kvmm_match(env.c.rq, keys, 2, 0, hit, &env.m), 0);
+	assert_int_equal(env.m.n_pages, 59);
+	assert_int_equal(env.m.n_resident, 0);
+	assert_in_range(looked, 1, 2 * LONG);
+}
+
 /* -- modes, mistakes ------------------------------------------------------------------------ */
 
 static void modes_decide_whether_there_are_hits(void **state)
@@ -659,6 +710,7 @@ int main(void)
 		T(groups_agree_on_one_length),
 		T2(lengths_count_common_units),
 		T(any_pattern_agrees_with_the_rule_by_hand),
+		T(each_page_of_a_window_is_looked_up_once),
 		T(modes_decide_whether_there_are_hits),
 		T(wrong_questions_are_refused_with_a_sentence),
 		T(a_larger_index_is_used_once_it_is_told),
