@@ -6,9 +6,9 @@
  * by the process itself. Neither costs a round trip.
  *
  * A refill is asked for when an allocation was refused, and ahead of that when
- * less than half of what the last one brought is left. One is outstanding at a time, unless
- * more is wanted than it asked for. Too many frames on the stack (four refills
- * and an eighth of what is mapped) are given back.
+ * less than half of what the last one brought is left. One is outstanding at a
+ * time, unless more is wanted than it asked for. Too many frames on the stack
+ * (four refills and an eighth of what is mapped) are given back.
  */
 #include <string.h>
 
@@ -27,18 +27,37 @@ static uint32_t ring_count(const struct kvmm_view *v)
 	return n <= v->mag_mask + 1 ? n : 0;
 }
 
-static void ring_take(struct kvmm_view *v, kvmm_frame_t *to, uint32_t n)
+/*
+ * Take @n of the @ring frames that are there; returns how many were had. What is
+ * no frame at all is a daemon's bug and passed over.
+ */
+static uint32_t ring_take(struct kvmm_view *v, kvmm_frame_t *to, uint32_t n,
+			  uint32_t ring)
 {
-	uint32_t i;
+	uint32_t i, got = 0;
 
-	for (i = 0; i < n; i++)
-		to[i] = atomic_load_explicit(&v->mag[(v->mag_head + i) &
-						     v->mag_mask],
-					     memory_order_relaxed);
-	v->mag_head += n;
+	for (i = 0; i < ring && got < n; i++) {
+		uint32_t f = atomic_load_explicit(&v->mag[(v->mag_head + i) &
+							  v->mag_mask],
+						  memory_order_relaxed);
+
+		if (likely(f >= v->fpe && f < v->max_frames))
+			to[got++] = f;
+	}
+	v->mag_head += i;
 	/* release: the places are read before the daemon writes them again */
 	atomic_store_explicit(&v->wl->mag_head, v->mag_head,
 			      memory_order_release);
+	return got;
+}
+
+/* Every frame has one owner, so all fit, unless a daemon gave one out twice. */
+static void stack_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n)
+	__must_hold(&v->mag_lock)
+{
+	n = min(n, v->max_frames - v->nr_stack);
+	memcpy(v->stack + v->nr_stack, frame, n * sizeof(*frame));
+	v->nr_stack += n;
 }
 
 static bool refill_outstanding(const struct kvmm_view *v)
@@ -99,13 +118,9 @@ void kvmm_view_want(struct kvmm_view *v, uint32_t n)
 }
 
 /* How many frames are enough not to ask ahead, if @have are in hand now. */
-static uint32_t low_mark(struct kvmm_view *v, uint32_t have)
+static uint32_t low_mark(struct kvmm_view *v, uint32_t at, uint32_t have)
 	__must_hold(&v->mag_lock)
 {
-	/* relaxed: ring_count() has seen what it answered */
-	uint32_t at = atomic_load_explicit(&v->wl->refills,
-					   memory_order_relaxed);
-
 	if (at != v->level_at) {
 		v->level_at = at;
 		v->level = have;
@@ -113,33 +128,49 @@ static uint32_t low_mark(struct kvmm_view *v, uint32_t have)
 	return min(v->target, v->level) / 2;
 }
 
+/* Record the want, and ask for it; @with are in the ring after @at refills. */
+static int refuse(struct kvmm_view *v, uint32_t n, uint32_t at, uint32_t with)
+	__must_hold(&v->mag_lock)
+{
+	v->target = max(n, (uint32_t)LIB_MAG_TARGET);
+	v->refused = true;
+	v->refused_with = with;
+	v->refused_at = at;
+	/* relaxed: a hint beside the entry that asks */
+	atomic_store_explicit(&v->wl->want, n, memory_order_relaxed);
+	refill(v, n);
+	atomic_store_explicit(&v->att->era->k->hungry, true,
+			      memory_order_relaxed);
+	return -EAGAIN;
+}
+
 /* 0, or -EAGAIN with the want recorded. */
 static int take(struct kvmm_view *v, uint32_t n, kvmm_frame_t *frames)
 	__must_hold(&v->mag_lock)
 {
+	/* acquire: before the ring, so that no answer is taken for an old one */
+	uint32_t at = atomic_load_explicit(&v->wl->refills,
+					   memory_order_acquire);
 	uint32_t ring = ring_count(v);
 	uint32_t from_stack = min(n, v->nr_stack);
-	uint32_t low = low_mark(v, ring + v->nr_stack);
+	uint32_t from_ring = n - from_stack;
+	uint32_t low = low_mark(v, at, ring + v->nr_stack);
 
-	if ((uint64_t)ring + v->nr_stack < n) {
-		v->target = max(n, (uint32_t)LIB_MAG_TARGET);
-		v->refused = true;
-		v->refused_with = ring;
-		v->refused_at = atomic_load_explicit(&v->wl->refills,
-						     memory_order_relaxed);
-		/* relaxed: a hint beside the entry that asks */
-		atomic_store_explicit(&v->wl->want, n, memory_order_relaxed);
-		refill(v, n);
-		atomic_store_explicit(&v->att->era->k->hungry, true,
-				      memory_order_relaxed);
-		return -EAGAIN;
+	if ((uint64_t)ring + v->nr_stack < n)
+		return refuse(v, n, at, ring);
+	if (from_ring) {
+		uint32_t got = ring_take(v, frames + from_stack, from_ring,
+					 ring);
+
+		if (unlikely(got < from_ring)) {
+			stack_put(v, frames + from_stack, got);
+			return refuse(v, n, at, 0);
+		}
 	}
 	v->refused = false;
 	v->nr_stack -= from_stack;
 	memcpy(frames, v->stack + v->nr_stack, from_stack * sizeof(*frames));
-	if (n > from_stack)
-		ring_take(v, frames + from_stack, n - from_stack);
-	if (ring + v->nr_stack - (n - from_stack) < low)
+	if (ring + v->nr_stack - from_ring < low)
 		refill(v, v->target);
 	return 0;
 }
@@ -183,9 +214,7 @@ void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 		kvmm_unlock(&v->mag_lock);
 		return;
 	}
-	/* every frame has one owner, so the stack cannot overflow */
-	memcpy(v->stack + v->nr_stack, frame, n * sizeof(*frame));
-	v->nr_stack += n;
+	stack_put(v, frame, n);
 	if (after > v->free_after)
 		v->free_after = after;
 	high = max(4 * v->target, mapped_frames(v) / 8);

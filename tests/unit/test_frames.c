@@ -292,6 +292,49 @@ static void who_waits_for_frames_is_woken(void **state)
 	} while (poll(&p, 1, 1) > 0);
 }
 
+/* -- a daemon that is wrong ---------------------------------------------------- */
+
+static void a_number_that_is_no_frame_is_not_given_out(void **state)
+{
+	static const uint32_t bad[] = {
+		0, FK_FIRST - 1, FK_FRAMES, UINT32_MAX,
+	};
+	kvmm_frame_t fr[4];
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(bad); i++) {
+		fk_give(&f, 0, 70 + 4 * i, 4);
+		window_magazine(f.win[0].w)[4 * i + 1] = bad[i];
+	}
+	/* 12 of the 16 are frames */
+	for (i = 0; i < ARRAY_SIZE(bad); i++) {
+		assert_int_equal(alloc(3, fr), 0);
+		assert_int_equal(fr[0], 70 + 4 * i);
+		assert_int_equal(fr[1], 72 + 4 * i);
+		assert_int_equal(fr[2], 73 + 4 * i);
+	}
+	fk_give(&f, 0, 90, 4);
+	window_magazine(f.win[0].w)[19] = FK_FRAMES;
+	assert_int_equal(alloc(4, fr), -EAGAIN);
+	/* those that are frames are not lost */
+	assert_int_equal(alloc(3, fr), 0);
+	assert_int_equal(fr[0] + fr[1] + fr[2], 90 + 91 + 92);
+}
+
+static void a_frame_that_was_given_twice_breaks_nothing(void **state)
+{
+	static kvmm_frame_t fr[FK_MAG];
+	uint32_t i, round;
+
+	for (round = 0; round < 2; round++) {
+		for (i = 0; i < FK_MAG; i++)
+			fk_give(&f, 0, 70, 1);
+		assert_int_equal(alloc(FK_MAG, fr), 0);
+	}
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	c.rq = NULL;
+}
+
 static void what_cannot_be_given_is_said(void **state)
 {
 	kvmm_frame_t fr;
@@ -360,6 +403,8 @@ int main(void)
 		T(a_surplus_is_given_back_with_its_step),
 		T(the_daemon_is_rung_for_only_when_it_sleeps),
 		T(who_waits_for_frames_is_woken),
+		T(a_number_that_is_no_frame_is_not_given_out),
+		T(a_frame_that_was_given_twice_breaks_nothing),
 		T(what_cannot_be_given_is_said),
 		T(what_there_is_is_told),
 		T(a_read_only_socket_gives_no_frames),
