@@ -138,9 +138,12 @@ static int refuse(struct kvmm_view *v, uint32_t n, uint32_t at, uint32_t with)
 	v->refused_at = at;
 	/* relaxed: a hint beside the entry that asks */
 	atomic_store_explicit(&v->wl->want, n, memory_order_relaxed);
+	/*
+	 * Before the entry is there: the daemon may answer at once and find
+	 * nobody armed. seq_cst: then who arms next sees it in fed().
+	 */
+	atomic_store(&v->att->era->k->hungry, true);
 	refill(v, n);
-	atomic_store_explicit(&v->att->era->k->hungry, true,
-			      memory_order_relaxed);
 	return -EAGAIN;
 }
 

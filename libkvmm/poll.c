@@ -100,7 +100,8 @@ static bool fed(struct kvmm *k, struct kvmm_era *e)
 {
 	struct kvmm_space *sp;
 
-	if (!atomic_load_explicit(&k->hungry, memory_order_relaxed) ||
+	/* seq_cst: after armed = 1; pairs with refuse() in frames.c */
+	if (!atomic_load(&k->hungry) ||
 	    k->calling)
 		return false;
 	list_for_each_entry(sp, &k->spaces, link) {

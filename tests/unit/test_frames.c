@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* OPEN frames: the magazine, the stack over it, refills, giving back. */
+/* link: -Wl,--wrap=kvmm_sq_push */
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
@@ -292,6 +293,65 @@ static void who_waits_for_frames_is_woken(void **state)
 	} while (poll(&p, 1, 1) > 0);
 }
 
+/* -- another thread polls while a refill is being asked for ------------------ */
+
+static _Atomic bool polled;
+static bool poll_beside;
+static pthread_t poller;
+
+int __real_kvmm_sq_push(struct kvmm_era *e, struct ring_sqe *sqe,
+			const void *array, uint32_t bytes);
+int __wrap_kvmm_sq_push(struct kvmm_era *e, struct ring_sqe *sqe,
+			const void *array, uint32_t bytes);
+
+static void *poll_until_asleep(void *arg)
+{
+	struct pollfd p = { .fd = kvmm_fd(c.k), .events = POLLIN };
+	struct kvmm_done d;
+
+	do {
+		kvmm_poll(c.k, &d, 1);
+	} while (poll(&p, 1, 0) > 0);
+	polled = true;
+	return NULL;
+}
+
+/* The frames come, and who polls goes to sleep, before the push returns. */
+int __wrap_kvmm_sq_push(struct kvmm_era *e, struct ring_sqe *sqe,
+			const void *array, uint32_t bytes)
+{
+	int err = __real_kvmm_sq_push(e, sqe, array, bytes), i;
+
+	if (!poll_beside)
+		return err;
+	poll_beside = false;
+	fk_give(&f, 0, 80, 8);
+	assert_int_equal(pthread_create(&poller, NULL, poll_until_asleep, NULL),
+			 0);
+	/* or waits for the window's lock, which we have */
+	for (i = 0; i < 50 && !polled; i++)
+		usleep(1000);
+	return err;
+}
+
+static void frames_that_come_at_once_wake_another_thread(void **state)
+{
+	struct pollfd p = { .fd = kvmm_fd(c.k), .events = POLLIN };
+	kvmm_frame_t fr[8];
+	struct kvmm_done d;
+
+	fk_give(&f, 0, 70, 1);
+	while (kvmm_poll(c.k, &d, 1) || poll(&p, 1, 0) > 0)
+		;
+	poll_beside = true;
+	assert_int_equal(alloc(8, fr), -EAGAIN);
+	assert_false(poll_beside);
+	pthread_join(poller, NULL);
+	/* it had one turn more for it, or has one coming */
+	assert_int_equal(c.k->hungry ? poll(&p, 1, 1000) : 1, 1);
+	assert_int_equal(alloc(8, fr), 0);
+}
+
 /* -- a daemon that is wrong ---------------------------------------------------- */
 
 static void a_number_that_is_no_frame_is_not_given_out(void **state)
@@ -403,6 +463,7 @@ int main(void)
 		T(a_surplus_is_given_back_with_its_step),
 		T(the_daemon_is_rung_for_only_when_it_sleeps),
 		T(who_waits_for_frames_is_woken),
+		T(frames_that_come_at_once_wake_another_thread),
 		T(a_number_that_is_no_frame_is_not_given_out),
 		T(a_frame_that_was_given_twice_breaks_nothing),
 		T(what_cannot_be_given_is_said),
