@@ -101,8 +101,7 @@ static bool fed(struct kvmm *k, struct kvmm_era *e)
 	struct kvmm_space *sp;
 
 	/* seq_cst: after armed = 1; pairs with refuse() in frames.c */
-	if (!atomic_load(&k->hungry) ||
-	    k->calling)
+	if (!atomic_load(&k->hungry) || k->calling)
 		return false;
 	list_for_each_entry(sp, &k->spaces, link) {
 		struct kvmm_att *a = atomic_load_explicit(&sp->att,
