@@ -189,6 +189,8 @@ static int enter_era(struct kvmm *k, struct kvmm_era *e)
 	/* seq_cst: unlinks the old one, see lib.h */
 	atomic_store(&k->era, e);
 	if (old) {
+		/* once more: a step may have been done in the meantime */
+		kvmm_step_carry(old, e);
 		kvmm_era_put(old);
 		stat_add(k, reconnects, 1);
 	}

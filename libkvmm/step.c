@@ -127,9 +127,11 @@ static void advance(struct kvmm_era *e, uint64_t step)
 
 void kvmm_step_carry(struct kvmm_era *from, struct kvmm_era *to)
 {
-	/* acquire: pairs with the store of step_done or of a stream */
-	advance(to, atomic_load_explicit(&from->ledger->step,
-					 memory_order_acquire));
+	/*
+	 * seq_cst: see kvmm_step_done(). It also acquires the work of this
+	 * process, as a stream may have released it.
+	 */
+	advance(to, atomic_load(&from->ledger->step));
 }
 
 void kvmm_step_words(struct kvmm *k)
@@ -145,12 +147,21 @@ void kvmm_step_words(struct kvmm *k)
 
 int kvmm_step_done(struct kvmm *k, uint64_t step)
 {
-	struct kvmm_era *e;
+	struct kvmm_era *e, *now;
 
 	if (!kvmm_enter(k))
 		return kvmm_fail_forked();
-	e = kvmm_era_now(k);
-	advance(e, step);
+	/*
+	 * seq_cst, both: the step is stored, then the era is looked at again;
+	 * enter_era() stores the era, then looks at the old one's step again.
+	 * One of the two takes the step along.
+	 */
+	now = kvmm_era_now(k);
+	do {
+		e = now;
+		advance(e, step);
+		now = kvmm_era_now(k);
+	} while (now != e);
 	kvmm_step_run(e);
 	kvmm_exit(k);
 	return 0;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps over a change of daemon: what a kernel may still touch stays mapped. */
 #include <poll.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "libkvmm/lib.h"
@@ -54,7 +55,7 @@ static char *byte(uint32_t frame)
 
 static void lose(void)
 {
-	uint64_t deadline = deadline_in(5 * NSEC_PER_SEC);
+	uint64_t deadline = deadline_in(20 * NSEC_PER_SEC);
 
 	f.stopped = true;
 	fk_hang_up(&f);
@@ -66,7 +67,7 @@ static void lose(void)
 
 static void find_the_next(void)
 {
-	uint64_t deadline = deadline_in(5 * NSEC_PER_SEC);
+	uint64_t deadline = deadline_in(20 * NSEC_PER_SEC);
 	uint64_t epoch = kvmm_epoch(c.k);
 
 	f.stopped = false;
@@ -198,6 +199,34 @@ static void the_old_word_counts_without_a_poll(void **state)
 	assert_int_equal(kvmm_win_sync(c.win[0], 0), 1);
 }
 
+/* -- threads ----------------------------------------------------------------------- */
+
+#define ROUNDS	10
+
+/* Does steps for as long as the daemon is the one it found. */
+static void *stepper(void *arg)
+{
+	uint64_t epoch = kvmm_epoch(c.k), *step = arg;
+
+	while (kvmm_epoch(c.k) == epoch)
+		kvmm_step_done(c.k, ++*step);
+	return NULL;
+}
+
+static void a_step_done_as_the_daemon_changes_is_taken_along(void **state)
+{
+	uint64_t step = 0;
+	pthread_t t;
+	int i;
+
+	for (i = 0; i < ROUNDS; i++) {
+		assert_int_equal(pthread_create(&t, NULL, stepper, &step), 0);
+		find_the_next();
+		pthread_join(t, NULL);
+		assert_int_equal(f.l->step, step);
+	}
+}
+
 #define T(x) cmocka_unit_test_setup_teardown(x, setup, teardown)
 
 int main(void)
@@ -212,6 +241,7 @@ int main(void)
 		T(a_step_that_is_done_holds_nothing_up),
 		T(a_stream_may_go_on_writing_the_old_word),
 		T(the_old_word_counts_without_a_poll),
+		T(a_step_done_as_the_daemon_changes_is_taken_along),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
