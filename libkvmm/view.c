@@ -29,18 +29,33 @@ static bool table_ok(const struct frame_table *t, uint64_t bytes)
 	       fits(t->size, t->max_frames, 8, bytes);
 }
 
-static bool wl_ok(const struct window_ledger *w, const struct frame_table *t,
-		  uint64_t bytes)
+/*
+ * The head of a window ledger, copied and then checked: who writes the ledger
+ * may be writing it now, and only what was checked is used.
+ */
+static bool wl_read(struct window_ledger *head, const struct shm *s,
+		    const struct frame_table *t)
 {
-	return bytes >= sizeof(*w) && w->magic == KVMM_MAGIC_WINDOW &&
-	       w->size >= sizeof(*w) && w->bytes <= bytes &&
-	       w->max_frames == t->max_frames && is_pow2(w->mag_entries) &&
-	       w->mag_entries >= w->max_frames &&
+	const struct window_ledger *w = head;
+
+	if (s->bytes < sizeof(*head))
+		return false;
+	memcpy(head, s->addr, sizeof(*head));
+	/* no field is read from over there again */
+	__asm__ volatile("" : : "r"(head) : "memory");
+	return w->magic == KVMM_MAGIC_WINDOW && w->size >= sizeof(*w) &&
+	       w->bytes <= s->bytes && w->max_frames == t->max_frames &&
+	       is_pow2(w->mag_entries) && w->mag_entries >= w->max_frames &&
 	       w->nr_extents >= div_round_up(t->max_frames,
 					     t->frames_per_extent) &&
 	       fits(w->bitmap_off, BITMAP_WORDS(w->nr_extents), 8, w->bytes) &&
 	       fits(w->pins_off, w->max_frames, 4, w->bytes) &&
 	       fits(w->mag_off, w->mag_entries, 4, w->bytes);
+}
+
+static void *at(const struct shm *s, uint64_t off)
+{
+	return (char *)s->addr + off;
 }
 
 /* Large and touched sparsely: calloc() gives untouched pages for these. */
@@ -62,10 +77,10 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 		     struct shm *wl, struct kvmm_view **ret)
 {
 	const struct frame_table *t = table->addr;
-	struct window_ledger *w = wl->addr;
+	struct window_ledger head;
 	struct kvmm_view *v;
 
-	if (!table_ok(t, table->bytes) || !wl_ok(w, t, wl->bytes))
+	if (!table_ok(t, table->bytes) || !wl_read(&head, wl, t))
 		return kvmm_fail(-EPROTO,
 				 "the daemon's window cannot be used");
 	v = calloc(1, sizeof(*v));
@@ -80,12 +95,13 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 	v->rights = rights;
 	v->table = t;
 	v->word = (const _Atomic uint64_t *)((const char *)t + t->size);
-	v->wl = w;
-	v->pins = window_pins(w);
-	v->bitmap = window_bitmap(w);
-	v->mag = window_magazine(w);
-	v->mag_mask = w->mag_entries - 1;
-	v->mag_head = atomic_load_explicit(&w->mag_head, memory_order_relaxed);
+	v->wl = wl->addr;
+	v->pins = at(wl, head.pins_off);
+	v->bitmap = at(wl, head.bitmap_off);
+	v->mag = at(wl, head.mag_off);
+	v->mag_mask = head.mag_entries - 1;
+	v->mag_head = atomic_load_explicit(&v->wl->mag_head,
+					   memory_order_relaxed);
 	v->max_frames = t->max_frames;
 	v->fpe = t->frames_per_extent;
 	v->fpe_inv = UINT64_MAX / v->fpe + 1;
@@ -217,7 +233,7 @@ static struct kvmm_peer *peer_create(const struct kvmm_view *v,
 				     const struct wire_peer *w, int fd)
 {
 	struct kvmm_peer *p = calloc(1, sizeof(*p));
-	const struct window_ledger *l;
+	struct window_ledger head;
 
 	if (!p) {
 		close_fd(&fd);
@@ -231,12 +247,11 @@ static struct kvmm_peer *peer_create(const struct kvmm_view *v,
 		return NULL;
 	}
 	close_fd(&p->shm.fd);
-	l = p->shm.addr;
-	if (!wl_ok(l, v->table, p->shm.bytes)) {
+	if (!wl_read(&head, &p->shm, v->table)) {
 		peer_free(&p->dead);
 		return NULL;
 	}
-	p->bitmap = (const _Atomic uint64_t *)((const char *)l + l->bitmap_off);
+	p->bitmap = at(&p->shm, head.bitmap_off);
 	return p;
 }
 
