@@ -29,28 +29,39 @@ static bool table_ok(const struct frame_table *t, uint64_t bytes)
 	       fits(t->size, t->max_frames, 8, bytes);
 }
 
+/* Where the parts of a window ledger are, and for how many they are. */
+struct wl_shape {
+	uint64_t	bitmap_off, pins_off, mag_off, bytes;
+	uint32_t	nr_extents, mag_entries;
+};
+
 /*
- * The head of a window ledger, copied and then checked: who writes the ledger
- * may be writing it now, and only what was checked is used.
+ * Who writes the ledger may be writing it now. volatile: each field is read once,
+ * so that what is used is what was checked.
  */
-static bool wl_read(struct window_ledger *head, const struct shm *s,
+static bool wl_read(struct wl_shape *s, const struct shm *shm,
 		    const struct frame_table *t)
 {
-	const struct window_ledger *w = head;
+	const volatile struct window_ledger *w = shm->addr;
 
-	if (s->bytes < sizeof(*head))
+	if (shm->bytes < sizeof(*w) || w->magic != KVMM_MAGIC_WINDOW ||
+	    w->size < sizeof(*w) || w->max_frames != t->max_frames)
 		return false;
-	memcpy(head, s->addr, sizeof(*head));
-	/* no field is read from over there again */
-	__asm__ volatile("" : : "r"(head) : "memory");
-	return w->magic == KVMM_MAGIC_WINDOW && w->size >= sizeof(*w) &&
-	       w->bytes <= s->bytes && w->max_frames == t->max_frames &&
-	       is_pow2(w->mag_entries) && w->mag_entries >= w->max_frames &&
-	       w->nr_extents >= div_round_up(t->max_frames,
+	*s = (struct wl_shape){
+		.bitmap_off	= w->bitmap_off,
+		.pins_off	= w->pins_off,
+		.mag_off	= w->mag_off,
+		.bytes		= w->bytes,
+		.nr_extents	= w->nr_extents,
+		.mag_entries	= w->mag_entries,
+	};
+	return s->bytes <= shm->bytes && is_pow2(s->mag_entries) &&
+	       s->mag_entries >= t->max_frames &&
+	       s->nr_extents >= div_round_up(t->max_frames,
 					     t->frames_per_extent) &&
-	       fits(w->bitmap_off, BITMAP_WORDS(w->nr_extents), 8, w->bytes) &&
-	       fits(w->pins_off, w->max_frames, 4, w->bytes) &&
-	       fits(w->mag_off, w->mag_entries, 4, w->bytes);
+	       fits(s->bitmap_off, BITMAP_WORDS(s->nr_extents), 8, s->bytes) &&
+	       fits(s->pins_off, t->max_frames, 4, s->bytes) &&
+	       fits(s->mag_off, s->mag_entries, 4, s->bytes);
 }
 
 static void *at(const struct shm *s, uint64_t off)
@@ -77,10 +88,10 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 		     struct shm *wl, struct kvmm_view **ret)
 {
 	const struct frame_table *t = table->addr;
-	struct window_ledger head;
+	struct wl_shape shape;
 	struct kvmm_view *v;
 
-	if (!table_ok(t, table->bytes) || !wl_read(&head, wl, t))
+	if (!table_ok(t, table->bytes) || !wl_read(&shape, wl, t))
 		return kvmm_fail(-EPROTO,
 				 "the daemon's window cannot be used");
 	v = calloc(1, sizeof(*v));
@@ -96,10 +107,10 @@ int kvmm_view_create(struct kvmm_att *a, unsigned int cls, unsigned int node,
 	v->table = t;
 	v->word = (const _Atomic uint64_t *)((const char *)t + t->size);
 	v->wl = wl->addr;
-	v->pins = at(wl, head.pins_off);
-	v->bitmap = at(wl, head.bitmap_off);
-	v->mag = at(wl, head.mag_off);
-	v->mag_mask = head.mag_entries - 1;
+	v->pins = at(wl, shape.pins_off);
+	v->bitmap = at(wl, shape.bitmap_off);
+	v->mag = at(wl, shape.mag_off);
+	v->mag_mask = shape.mag_entries - 1;
 	v->mag_head = atomic_load_explicit(&v->wl->mag_head,
 					   memory_order_relaxed);
 	v->max_frames = t->max_frames;
@@ -233,7 +244,7 @@ static struct kvmm_peer *peer_create(const struct kvmm_view *v,
 				     const struct wire_peer *w, int fd)
 {
 	struct kvmm_peer *p = calloc(1, sizeof(*p));
-	struct window_ledger head;
+	struct wl_shape shape;
 
 	if (!p) {
 		close_fd(&fd);
@@ -247,11 +258,11 @@ static struct kvmm_peer *peer_create(const struct kvmm_view *v,
 		return NULL;
 	}
 	close_fd(&p->shm.fd);
-	if (!wl_read(&head, &p->shm, v->table)) {
+	if (!wl_read(&shape, &p->shm, v->table)) {
 		peer_free(&p->dead);
 		return NULL;
 	}
-	p->bitmap = at(&p->shm, head.bitmap_off);
+	p->bitmap = at(&p->shm, shape.bitmap_off);
 	return p;
 }
 
