@@ -157,10 +157,9 @@ static int mset_fill(struct kvmm_req *rq, struct kvmm_mset *m,
 	}
 	if (m->max_units == UINT32_MAX)
 		m->max_units = 1;	/* of blobs alone: there or not */
-	for (i = 0; i < total; i++) {
-		m->page[i].state = PAGE_UNKNOWN;
-		m->page[i].flags = 0;
-	}
+	/* all of it: a fetch may bring a page that no look has found */
+	for (i = 0; i < total; i++)
+		m->page[i] = (struct kvmm_page){ .state = PAGE_UNKNOWN };
 	return 0;
 }
 

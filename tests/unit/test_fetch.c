@@ -206,6 +206,35 @@ static void without_a_deadline_the_cost_is_one(void **state)
 	assert_true(sqe.arg < now + NSEC_PER_SEC);
 }
 
+/* What an earlier match of the request knew of other pages is not of these. */
+static void a_page_nobody_knew_has_no_cost_and_a_whole_length(void **state)
+{
+	const struct kvmm_keys keys = { .k = key + 8, .n = N };
+	struct ring_result res[N];
+	char buf[4096];
+	struct iovec iov = { buf, sizeof(buf) };
+	struct ring_sqe sqe;
+	uint64_t now;
+	int i;
+
+	for (i = 0; i < N; i++)
+		fk_below(&f, &key[i + 8], FK_FULL, 0, 50000, 100);
+	for (i = 0; i < 2; i++)		/* both of its arrays */
+		assert_int_equal(kvmm_match(c.rq, &keys, 1, 0, hit, &m), 0);
+	for (i = 0; i < N; i++)
+		fk_forget(&f, &key[i + 8], FK_FULL, INDEX_NODE_BELOW);
+	assert_int_equal(kvmm_match(c.rq, &keys, 1, 0, hit, &m), 0);
+	assert_int_equal(m.n_pages, 0);
+	now = now_ns();
+	assert_int_equal(kvmm_fetch(c.rq, 0, N, 0, 0, 7), 0);
+	posted(&sqe);
+	assert_true(sqe.arg >= now + 2 * NSEC_PER_SEC);
+	results(res, N, 80);
+	fk_answer(&f, &sqe, 0, res, N);
+	assert_int_equal(kvmm_poll(c.k, &d, 1), 1);
+	assert_int_equal(kvmm_read(c.rq, 0, &iov, 1), 4096);
+}
+
 static void nothing_to_ask_is_answered_at_once(void **state)
 {
 	struct pollfd p = { .fd = kvmm_fd(c.k), .events = POLLIN };
@@ -542,6 +571,7 @@ int main(void)
 		T(a_frame_that_was_reused_meanwhile_is_a_miss),
 		T(a_late_page_is_a_miss_in_time),
 		T(without_a_deadline_the_cost_is_one),
+		T(a_page_nobody_knew_has_no_cost_and_a_whole_length),
 		T(nothing_to_ask_is_answered_at_once),
 		T(pages_of_a_match_that_was_replaced_stay_pinned),
 		T(more_pages_than_an_entry_takes_can_all_be_pinned),
