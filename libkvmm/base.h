@@ -83,4 +83,16 @@ struct kvmm_dead {
 	void		(*free)(struct kvmm_dead *d);
 };
 
+/* -- handles that go (call.c) -------------------------------------------------- */
+
+/**
+ * struct kvmm_leaving - a handle that its user has let go of
+ * @fn:		takes leave of the daemon within a set-up call, and frees it;
+ *		without a deadline there is no daemon to tell
+ */
+struct kvmm_leaving {
+	struct list	link;
+	void		(*fn)(struct kvmm_leaving *l, uint64_t deadline);
+};
+
 #endif

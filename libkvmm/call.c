@@ -35,10 +35,55 @@ int kvmm_call_begin(struct kvmm *k, uint64_t *deadline)
 	return err;
 }
 
+void kvmm_call_leave(struct kvmm *k, struct kvmm_leaving *l)
+{
+	uint64_t deadline = deadline_in(k->call_timeout_ns);
+	bool mine;
+	int err = 0;
+
+	kvmm_lock(&k->lock);
+	while (k->calling && !err)
+		err = kvmm_cond_wait(&k->cond, &k->lock, deadline);
+	mine = !k->calling;
+	if (mine)
+		k->calling = true;
+	else
+		list_add_tail(&k->leaving, &l->link);
+	if (k->state != CONN_UP)
+		deadline = 0;
+	kvmm_unlock(&k->lock);
+	if (!mine)
+		return;
+	l->fn(l, deadline);
+	kvmm_call_end(k);
+}
+
+/*
+ * Those who could not wait for this call to end. They are told to the daemon
+ * and no answer is waited for: that would be this call's time.
+ */
+static void run_leaving(struct kvmm *k) __must_hold(&k->lock)
+{
+	struct errmsg said = *kvmm_errmsg();
+	struct kvmm_leaving *l;
+
+	while ((l = list_first(&k->leaving, struct kvmm_leaving, link))) {
+		uint64_t deadline = k->state == CONN_UP ? now_ns() : 0;
+
+		list_del(&l->link);
+		kvmm_unlock(&k->lock);
+		l->fn(l, deadline);
+		kvmm_lock(&k->lock);
+	}
+	*kvmm_errmsg() = said;
+}
+
 void kvmm_call_end(struct kvmm *k)
 {
 	sock_msg_close_fds(k->msg);
 	kvmm_lock(&k->lock);
+	if (!list_empty(&k->leaving))
+		run_leaving(k);
 	k->calling = false;
 	k->call_seq = 0;
 	kvmm_reap(k);

@@ -447,6 +447,7 @@ static struct kvmm *conn_new(void)
 	kvmm_mutex_init(&k->ops_lock, LOCK_OPS);
 	kvmm_cond_init(&k->cond);
 	list_init(&k->spaces);
+	list_init(&k->leaving);
 	list_init(&k->done);
 	list_init(&k->told);
 	list_init(&k->ready);

@@ -36,6 +36,7 @@ struct kvmm_stat {
  * @dead:	unlinked objects
  * @lock:	connection state, completions, the list of spaces
  * @calling:	a set-up call owns the socket; @cond tells when it is done
+ * @leaving:	kvmm_leaving.link, for who calls to see to at the end
  * @retry_ns:	CONN_DOWN: not before; else until when the handshake may take
  * @next:	CONN_JOIN: the era that is being set up
  * @call_seq:	the request under way; @call_type its type; @call_again: a late
@@ -64,6 +65,7 @@ struct kvmm {
 	struct kvmm_mutex lock;
 	struct kvmm_cond cond;
 	bool		calling;
+	struct list	leaving;
 	enum conn_state	state;
 	int		sock, epfd, wake;
 	_Atomic uint64_t retry_ns;
@@ -154,6 +156,11 @@ void kvmm_conn_joined(struct kvmm *k);
  */
 int kvmm_call_begin(struct kvmm *k, uint64_t *deadline);
 void kvmm_call_end(struct kvmm *k);
+/*
+ * The same for calls that cannot fail. @l->fn has been called when it returns,
+ * or is called by whoever is in a call that takes too long, at its end.
+ */
+void kvmm_call_leave(struct kvmm *k, struct kvmm_leaving *l);
 /* 0, or what a WIRE_ERROR says, -ETIMEDOUT, -ENOTCONN, -EPROTO. */
 int kvmm_call(struct kvmm *k, struct wire_hdr *h, uint16_t reply,
 	      size_t min_bytes, uint64_t deadline);

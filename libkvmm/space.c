@@ -325,20 +325,17 @@ void kvmm_space_leave(struct kvmm_space *sp, uint64_t deadline)
 	space_destroy(sp);
 }
 
+static void space_leaving(struct kvmm_leaving *l, uint64_t deadline)
+{
+	kvmm_space_leave(container_of(l, struct kvmm_space, leaving), deadline);
+}
+
 void kvmm_space_detach(struct kvmm_space *sp)
 {
-	uint64_t deadline;
-	struct kvmm *k;
-
 	if (!sp || kvmm_forked(sp->k))
 		return;
-	k = sp->k;
-	if (kvmm_call_begin(k, &deadline)) {
-		kvmm_space_leave(sp, 0);
-		return;
-	}
-	kvmm_space_leave(sp, deadline);
-	kvmm_call_end(k);
+	sp->leaving.fn = space_leaving;
+	kvmm_call_leave(sp->k, &sp->leaving);
 }
 
 int kvmm_space_id(const struct kvmm_space *sp, uint8_t id[32])

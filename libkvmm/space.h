@@ -32,9 +32,8 @@ struct kvmm_view;
  * @ix:		the space's index in the header
  * @index:	in force; swapped when it grows
  * @view:	open windows
- * @views:	those that are open, or could not be closed in order;
- *		kvmm_view.next; whoever is in a set-up call, or in a poll while
- *		nobody is, has them
+ * @views:	those that are open, kvmm_view.next; whoever is in a set-up call,
+ *		or in a poll while nobody is, has them
  */
 struct kvmm_att {
 	struct kvmm_dead dead;
@@ -77,6 +76,7 @@ int kvmm_space_enter(struct kvmm_space *sp, struct kvmm_era *e,
  * @open:	the user has a window there, if not always a view
  * @wins:	kvmm_win.link
  * @reqs:	kvmm_req.link of those not ended, under kvmm.ops_lock
+ * @leaving:	the user has detached it
  */
 struct kvmm_space {
 	struct kvmm	*k;
@@ -91,6 +91,7 @@ struct kvmm_space {
 	_Atomic bool	open[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	struct list	wins;
 	struct list	reqs;
+	struct kvmm_leaving leaving;
 };
 
 /* -- window in an era (view.c), and the user's (win.c) ------------------------------ */
@@ -245,10 +246,12 @@ static inline struct kvmm_view *kvmm_att_view(struct kvmm_att *a,
  * @base:	reserved address space of @va_bytes
  * @view:	what is mapped there now; NULL while nothing is
  * @seg_off:	offset of each segment within a page
+ * @leaving:	the user has closed it
  */
 struct kvmm_win {
 	struct kvmm_space *sp;
 	struct list	link;
+	struct kvmm_leaving leaving;
 	unsigned int	cls, node;
 	struct kvmm_win_opts opts;
 	uint8_t		*base;

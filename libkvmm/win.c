@@ -653,27 +653,22 @@ void kvmm_win_leave(struct kvmm_win *w, uint64_t deadline)
 		kvmm_view_shut(v);
 		unmap_all(w, v);
 		win_bye(w->sp->k, v, deadline);
-		/* the list is not ours without a call: then it goes with att */
-		if (deadline)
-			view_forget(v);
+		view_forget(v);
 	}
 	win_destroy(w);
 }
 
+static void win_leaving(struct kvmm_leaving *l, uint64_t deadline)
+{
+	kvmm_win_leave(container_of(l, struct kvmm_win, leaving), deadline);
+}
+
 void kvmm_win_close(struct kvmm_win *w)
 {
-	uint64_t deadline;
-	struct kvmm *k;
-
 	if (!w || kvmm_forked(w->sp->k))
 		return;
-	k = w->sp->k;
-	if (kvmm_call_begin(k, &deadline)) {
-		kvmm_win_leave(w, 0);
-		return;
-	}
-	kvmm_win_leave(w, deadline);
-	kvmm_call_end(k);
+	w->leaving.fn = win_leaving;
+	kvmm_call_leave(w->sp->k, &w->leaving);
 }
 
 /* -- addresses ------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Windows that close: what is still read stays, and not a moment longer. */
+#include <poll.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -359,6 +360,79 @@ static void windows_close_under_threads_that_match(void **state)
 	expect_maps(&without);
 }
 
+/* A call of another thread that takes longer than one may wait for it. */
+static _Atomic bool in_callback, may_go;
+
+static void takes_long(void *arg, void *ptr, size_t bytes, int up)
+{
+	in_callback = true;
+	while (!may_go)
+		poll(NULL, 0, 1);
+}
+
+static void *syncer(void *arg)
+{
+	return (void *)(intptr_t)kvmm_win_sync(c.win[1], 0);
+}
+
+static pthread_t begin_long_call(void)
+{
+	const struct kvmm_win_opts o = {
+		.size = sizeof(o), .on_extent = takes_long,
+	};
+	pthread_t t;
+
+	may_go = true;
+	kvmm_win_close(c.win[1]);
+	assert_int_equal(kvmm_win_open(c.sp, 1, 0, &o, &c.win[1]), 0);
+	in_callback = may_go = false;
+	fk_extent_up(&f, 1, 2);
+	assert_int_equal(pthread_create(&t, NULL, syncer, NULL), 0);
+	while (!in_callback)
+		poll(NULL, 0, 1);
+	return t;
+}
+
+static void end_long_call(pthread_t t)
+{
+	void *ret;
+
+	may_go = true;
+	pthread_join(t, &ret);
+	assert_int_equal((intptr_t)ret, 1);
+}
+
+static void a_window_that_cannot_close_now_is_closed_later(void **state)
+{
+	unsigned int closes = f.win[0].closes;
+	pthread_t t;
+
+	end(0);
+	t = begin_long_call();
+	win_close();
+	assert_int_equal(f.win[0].closes, closes);
+	end_long_call(t);
+	win_open();
+	assert_int_equal(f.win[0].closes, closes + 1);
+	assert_non_null(kvmm_win_ptr(c.win[0], 0, FK_FIRST));
+}
+
+static void a_space_that_cannot_go_now_goes_later(void **state)
+{
+	pthread_t t = begin_long_call();
+
+	win_close();
+	kvmm_space_detach(c.sp);
+	c.rq = NULL;
+	assert_int_equal(f.detaches, 0);
+	end_long_call(t);
+	assert_int_equal(kvmm_space_attach(c.k, fk_desc(2), &c.sp), 0);
+	assert_int_equal(f.detaches, 1);
+	assert_false(f.win[0].open);
+	assert_false(f.win[1].open);
+	win_open();
+}
+
 #define T(x) cmocka_unit_test_setup_teardown(x, setup, teardown)
 
 int main(void)
@@ -377,6 +451,8 @@ int main(void)
 		T(a_floor_that_is_refused_is_none),
 		T(a_floor_goes_with_its_window),
 		T(windows_close_under_threads_that_match),
+		T(a_window_that_cannot_close_now_is_closed_later),
+		T(a_space_that_cannot_go_now_goes_later),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
