@@ -186,8 +186,13 @@ void kvmm_step_words(struct kvmm *k) __must_hold(&k->lock);
 bool kvmm_cq_run(struct kvmm *k, struct kvmm_era *e, unsigned int max)
 	__must_hold(&k->lock);
 
-/* space.c, win.c: within a set-up call */
+/* space.c, win.c, win_map.c: within a set-up call */
 void kvmm_space_leave(struct kvmm_space *sp, uint64_t deadline);
 void kvmm_win_leave(struct kvmm_win *w, uint64_t deadline);
+/* Addresses for all of @v's frames, and the null frame. */
+int kvmm_win_reserve(struct kvmm_win *w, const struct kvmm_view *v);
+/* Ask what changed and map or unmap it; how many extents that were. */
+int kvmm_win_apply(struct kvmm_win *w, struct kvmm_view *v, uint64_t deadline);
+void kvmm_win_unmap(struct kvmm_win *w, struct kvmm_view *v);
 
 #endif
