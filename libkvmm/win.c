@@ -18,6 +18,19 @@ static uint32_t win_rights(const struct kvmm_win *w, const struct kvmm_era *e)
 	return w->opts.rights ? w->opts.rights : e->info.rights;
 }
 
+/* Tell the daemon that its window @no is not used any more. */
+static void win_bye(struct kvmm_att *a, uint16_t no, uint64_t deadline)
+{
+	struct kvmm *k = a->era->k;
+	struct wire_win b = {
+		.h	= { .type = WIRE_WIN_CLOSE, .len = sizeof(b) },
+		.win	= no,
+	};
+
+	if (deadline && !kvmm_era_lost(a->era) && a->era == kvmm_era_now(k))
+		kvmm_call(k, &b.h, WIRE_OK, sizeof(struct wire_hdr), deadline);
+}
+
 /* Open in the space's attachment; on success the view is linked. */
 static int win_enter(struct kvmm_win *w, struct kvmm_att *a,
 		     struct kvmm_view **ret, uint64_t deadline)
@@ -33,11 +46,13 @@ static int win_enter(struct kvmm_win *w, struct kvmm_att *a,
 		.max_frames = w->opts.max_frames,
 	};
 	struct shm table = SHM_INIT, wl = SHM_INIT;
+	uint16_t no;
 	int err;
 
 	err = kvmm_call(k, &o.h, WIRE_WINDOW, sizeof(*r), deadline);
 	if (err)
 		return err;
+	no = r->win;
 	err = shm_map_fd(&table, sock_msg_take_fd(k->msg), r->table_bytes, 0);
 	if (!err)
 		err = shm_map_fd(&wl, sock_msg_take_fd(k->msg),
@@ -49,7 +64,7 @@ static int win_enter(struct kvmm_win *w, struct kvmm_att *a,
 	}
 	close_fd(&table.fd);
 	close_fd(&wl.fd);
-	err = kvmm_view_create(a, w->cls, w->node, o.rights, r->win, &table,
+	err = kvmm_view_create(a, w->cls, w->node, o.rights, no, &table,
 			       &wl, ret);
 	if (err)
 		goto out_fini;
@@ -60,6 +75,8 @@ static int win_enter(struct kvmm_win *w, struct kvmm_att *a,
 out_fini:
 	shm_fini(&table);
 	shm_fini(&wl);
+	/* it would answer -EBUSY to the next try */
+	win_bye(a, no, deadline);
 	return err;
 }
 
@@ -140,20 +157,6 @@ static int win_check(const struct kvmm_space *sp, unsigned int cls,
 	return 0;
 }
 
-/* Tell the daemon that a window is gone. */
-static void win_bye(struct kvmm *k, const struct kvmm_view *v,
-		    uint64_t deadline)
-{
-	struct wire_win b = {
-		.h	= { .type = WIRE_WIN_CLOSE, .len = sizeof(b) },
-		.win	= v->no,
-	};
-
-	if (deadline && !kvmm_era_lost(v->att->era) &&
-	    v->att->era == kvmm_era_now(k))
-		kvmm_call(k, &b.h, WIRE_OK, sizeof(struct wire_hdr), deadline);
-}
-
 static int win_open(struct kvmm_win *w, uint64_t deadline)
 {
 	struct kvmm_att *a = atomic_load_explicit(&w->sp->att,
@@ -178,7 +181,7 @@ static int win_open(struct kvmm_win *w, uint64_t deadline)
 		err = kvmm_win_apply(w, v, deadline);
 	if (err < 0) {
 		kvmm_win_unmap(w, v);
-		win_bye(w->sp->k, v, deadline);
+		win_bye(v->att, v->no, deadline);
 		view_forget(v);
 		return err;
 	}
@@ -365,7 +368,7 @@ static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 	if (v->table->stride != w->stride) {
 		uint32_t stride = v->table->stride;
 
-		win_bye(sp->k, v, deadline);
+		win_bye(a, v->no, deadline);
 		view_forget(v);
 		return kvmm_fail(-EPROTO,
 			"the stride was %zu bytes and is %u now: close the window",
@@ -377,7 +380,7 @@ static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 	err = n < 0 ? n : reserve_again(w, a, deadline);
 	if (err) {
 		kvmm_win_unmap(w, v);
-		win_bye(sp->k, v, deadline);
+		win_bye(a, v->no, deadline);
 		view_forget(v);
 		return err;
 	}
@@ -439,7 +442,7 @@ void kvmm_win_leave(struct kvmm_win *w, uint64_t deadline)
 		/* frames in hand: the daemon takes them back with the window */
 		kvmm_view_shut(v);
 		kvmm_win_unmap(w, v);
-		win_bye(w->sp->k, v, deadline);
+		win_bye(v->att, v->no, deadline);
 		view_forget(v);
 	}
 	win_destroy(w);

@@ -196,6 +196,20 @@ static void a_publish_in_flight_keeps_the_tables(void **state)
 	expect_maps(&without);
 }
 
+/* The daemon has it, and must not keep what nobody here can use. */
+static void a_window_that_makes_no_sense_is_given_back(void **state)
+{
+	unsigned int closes;
+
+	win_close();
+	closes = f.win[0].closes;
+	f.win[0].t->magic = 0;
+	assert_int_equal(kvmm_win_open(c.sp, 0, 0, NULL, &c.win[0]), -EPROTO);
+	assert_int_equal(f.win[0].closes, closes + 1);
+	f.win[0].t->magic = KVMM_MAGIC_TABLE;
+	win_open();
+}
+
 /* -- another daemon ---------------------------------------------------------------- */
 
 static void find_the_next(void)
@@ -445,6 +459,7 @@ int main(void)
 		T(trimmed_pins_keep_the_tables_until_their_step),
 		T(frames_of_a_closed_window_are_not_given_back),
 		T(a_publish_in_flight_keeps_the_tables),
+		T(a_window_that_makes_no_sense_is_given_back),
 		T(windows_find_the_next_daemon_one_by_one),
 		T(nobody_binds_to_what_is_going),
 		T(a_floor_is_asked_for_again_of_the_next_daemon),
