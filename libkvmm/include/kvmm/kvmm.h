@@ -17,7 +17,8 @@
  *     what it has mapped, the daemon's own end) is taken in by kvmm_poll(), and
  *     by set-up calls while they wait for an answer; by nothing else. Call it
  *     now and then, also when nothing is in flight.
- *   - In a child after fork(2) every call answers -ECHILD.
+ *   - In a child after fork(2) every call answers -ECHILD, or NULL or 0 where it
+ *     returns no error; kvmm_win_base() and kvmm_win_stride() answer as before.
  *   - Daemon away: [H] calls answer a miss or -EAGAIN, others -ENOTCONN; what
  *     was hit stays readable; kvmm_poll() reconnects.
  *   - All option structs begin with their size and may grow at the end.
@@ -119,7 +120,8 @@ enum kvmm_verdict {
 #define KVMM_PUB_CRC	(1u << 1)	/* @crc is CRC32C of the data: check it */
 
 /* kvmm_alloc() flags */
-#define KVMM_EVICT_OK	(1u << 0)	/* the want may evict cached pages */
+#define KVMM_EVICT_OK	(1u << 0)	/* the want may evict cached pages: it
+					   always may, so this changes nothing */
 
 /* -- connection ------------------------------------------------------------ */
 
@@ -222,8 +224,12 @@ enum kvmm_op {
  * struct kvmm_done - a completion
  * @tag:	the caller's
  * @op:		enum kvmm_op
- * @result:	0: look at the pages; -ETIMEDOUT, -ECANCELED, -ESTALE (another
- *		daemon), -ENOTCONN: nothing was done to any
+ * @result:	0: look at the pages. Else all of it failed or, where a fetch is
+ *		of several classes or of more than 4,096 pages, a part; each
+ *		page's own result holds then, too. -ETIMEDOUT (the deadline
+ *		passed and the library answered), -ECANCELED, -ENOTCONN (the
+ *		daemon went), -EAGAIN, -EINVAL, -EACCES (the daemon refused it),
+ *		-EPROTO (it answered nonsense)
  * @first:	fetch: where the first page stands in the request's hits;
  *		publish: 0
  * @n:		elements of @res. Fetch: units [first, end) of the match's first
@@ -259,7 +265,7 @@ KVMM_API int kvmm_poll(struct kvmm *k, struct kvmm_done *done,
 /**
  * kvmm_ping() - [H] a round trip through the rings
  * @tag:	comes back as %KVMM_OP_PING
- * Return: 0, -EAGAIN (ring full), -ENOTCONN.
+ * Return: 0, -EAGAIN (ring full), -ENOTCONN, -ENOMEM.
  */
 KVMM_API int kvmm_ping(struct kvmm *k, uint64_t tag);
 
@@ -458,8 +464,9 @@ struct kvmm_win_opts {
 /**
  * kvmm_win_open() - map a class's frames on a node into this process
  * Return: 0, -EINVAL (no such class or node, or it cannot be mapped), -EACCES,
- * -EBUSY (open already), -ENOSPC, -ENOMEM, -ENOTCONN, -ETIMEDOUT. The caller
- * owns *@ret: kvmm_win_close().
+ * -EBUSY (open already), -ENOSPC, -ENOMEM, -ESTALE (the daemon was replaced:
+ * kvmm_win_sync() of an open window, or attach again), -ENOTCONN, -ETIMEDOUT.
+ * The caller owns *@ret: kvmm_win_close().
  */
 KVMM_API int kvmm_win_open(struct kvmm_space *sp, unsigned int cls,
 			   kvmm_node_t node, const struct kvmm_win_opts *opts,
@@ -488,10 +495,13 @@ KVMM_API void *kvmm_win_ptr(const struct kvmm_win *w, unsigned int seg,
  * @step: the last completed step: nothing that was launched up to it, and
  *	  nothing later, touches an extent that is given up here
  *
- * The only call that maps or unmaps. No system call when nothing changed.
+ * The only call that maps or unmaps. No system call when nothing changed, or
+ * while the daemon is away: then it returns 0.
  * After a change of daemon it attaches again, once the old requests have ended.
  * Return: extents that came or went; -EBUSY (old requests are still open);
- * -ENOTCONN; -ETIMEDOUT; -ENOMEM.
+ * -ENOTCONN (it went meanwhile, or the window waits to be opened again);
+ * -ETIMEDOUT; -ENOMEM; when it attaches again, also what kvmm_space_attach() and
+ * kvmm_win_open() return.
  */
 KVMM_API int kvmm_win_sync(struct kvmm_win *w, uint64_t step);
 
@@ -503,7 +513,8 @@ KVMM_API int kvmm_win_sync(struct kvmm_win *w, uint64_t step);
  * A right, not memory taken from the cache.
  * Ends with the window, the connection or the first member of the engine.
  * Return: 0, -ENOSPC (the sentence says who holds the rest), -EINVAL, -EACCES
- * (read-only), -EOWNERDEAD, -ENOTCONN, -ETIMEDOUT.
+ * (read-only), -EOWNERDEAD, -ESTALE (the daemon was replaced: kvmm_win_sync()
+ * attaches again), -ENOTCONN, -ETIMEDOUT.
  */
 KVMM_API int kvmm_reserve(struct kvmm_space *sp, unsigned int cls,
 			  kvmm_node_t node, uint32_t frames);
@@ -673,7 +684,7 @@ KVMM_API int kvmm_req_end(struct kvmm_req *rq, int how, uint64_t after);
  * kvmm_alloc() - [H] take OPEN frames from the magazine
  * @n:		all or nothing
  * Return: 0, -EAGAIN (recorded and asked for; wait on kvmm_fd() or preempt),
- * -EACCES (read-only), -EINVAL (no window), -EOWNERDEAD.
+ * -EACCES (read-only), -EINVAL (no window), -EOWNERDEAD, -ENOMEM.
  */
 KVMM_API int kvmm_alloc(struct kvmm_req *rq, unsigned int cls,
 			kvmm_node_t node, unsigned int n, kvmm_frame_t *frames,
@@ -731,7 +742,7 @@ struct kvmm_pub {
  * -EBADMSG (@crc does not match); -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not
  * my OPEN frame).
  * Return: 0 (posted), -EAGAIN (ring full), -EACCES, -EROFS, -EINVAL, -ENOTCONN,
- * -ESTALE (a request of a former daemon), -EOWNERDEAD.
+ * -ESTALE (a request of a former daemon), -EOWNERDEAD, -ENOMEM.
  */
 KVMM_API int kvmm_publish(struct kvmm_req *rq, kvmm_node_t node,
 			  const struct kvmm_pub *pub, unsigned int n,
@@ -748,10 +759,12 @@ KVMM_API int kvmm_publish(struct kvmm_req *rq, kvmm_node_t node,
  *
  * Single flight over all processes. Per page: 0 and the frame, pinned for this
  * request until its end; 0 and no frame (not needed); -ENOENT (gone, unreadable
- * or late: recompute), -EAGAIN (target full of pins: recompute). A frame may lie
- * in an extent that is not mapped yet: kvmm_win_sync().
+ * or late: recompute), -EAGAIN (target full of pins, or no room to ask:
+ * recompute), -ETIMEDOUT (late, and so was the daemon: recompute), or what else
+ * &kvmm_done.result may be. A frame may lie in an extent that is not mapped yet:
+ * kvmm_win_sync().
  * Return: 0 (posted), -EAGAIN (ring full), -EINVAL, -ENOTCONN, -ESTALE,
- * -EOWNERDEAD.
+ * -EOWNERDEAD, -ENOMEM.
  */
 KVMM_API int kvmm_fetch(struct kvmm_req *rq, unsigned int first,
 			unsigned int end, kvmm_node_t node,
