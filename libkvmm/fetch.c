@@ -296,7 +296,7 @@ static int fetch(struct kvmm_req *rq, unsigned int first, unsigned int end,
 	__must_hold(&rq->lock)
 {
 	struct kvmm_mset *m = kvmm_req_match(rq);
-	uint32_t n = 0, asked = 0, lo;
+	uint32_t n = 0, asked = 0, lo = 0;
 	struct ring_key *key;
 	struct kvmm_job *op;
 	unsigned int i;

@@ -450,7 +450,10 @@ KVMM_API int kvmm_key_wrap(const struct kvmm_space *sp, const void *hash,
  * @spare:	0
  * @on_extent:	called in win_open/win_sync/win_close when an extent comes
  *		(@up = 1, mapped) or goes (@up = 0, still mapped); may be NULL.
- *		It must make no set-up call on the same connection
+ *		It must make no set-up call on the same connection, nor close a
+ *		window or detach
+ * @arg:	for @on_extent; valid until it cannot come any more, see
+ *		kvmm_win_close()
  */
 struct kvmm_win_opts {
 	uint32_t	size;
@@ -472,7 +475,13 @@ KVMM_API int kvmm_win_open(struct kvmm_space *sp, unsigned int cls,
 			   kvmm_node_t node, const struct kvmm_win_opts *opts,
 			   struct kvmm_win **ret);
 
-/** kvmm_win_close() - unmap; no request may use its frames any more */
+/**
+ * kvmm_win_close() - unmap; no request may use its frames any more
+ *
+ * If a set-up call of another thread takes longer than call_timeout_ns, that
+ * thread closes the window at its call's end, and on_extent may come from there.
+ * The same holds for kvmm_space_detach().
+ */
 KVMM_API void kvmm_win_close(struct kvmm_win *w);
 
 /**
@@ -497,8 +506,12 @@ KVMM_API void *kvmm_win_ptr(const struct kvmm_win *w, unsigned int seg,
  *
  * The only call that maps or unmaps. No system call when nothing changed, or
  * while the daemon is away: then it returns 0.
- * After a change of daemon it attaches again, once the old requests have ended.
- * Return: extents that came or went; -EBUSY (old requests are still open);
+ * After a change of daemon it attaches again, once the old requests have ended
+ * and every step is done that an end, a trim or a free of theirs named: by the
+ * engine's word or by @step. Floors of kvmm_reserve() are asked for again; one
+ * that is refused is 0 in kvmm_avail() from then on.
+ * Return: extents that came or went; -EBUSY (old requests are still open, or
+ * steps that named their frames still run);
  * -ENOTCONN (it went meanwhile, or the window waits to be opened again);
  * -ETIMEDOUT; -ENOMEM; when it attaches again, also what kvmm_space_attach() and
  * kvmm_win_open() return.
