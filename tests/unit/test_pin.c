@@ -94,7 +94,8 @@ static int setup(void **state)
 	r->v.table = r->t;
 	r->v.word = r->t->word;
 	r->v.pins = r->pins;
-	r->v.max_frames = r->v.dense = FIRST + FRAMES;
+	r->v.max_frames = FIRST + FRAMES;
+	r->v.dense = FIRST + FRAMES;
 	r->v.fpe = FIRST;
 	r->v.fpe_inv = UINT64_MAX / FIRST + 1;
 	r->v.refs = 1;
