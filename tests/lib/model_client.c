@@ -170,6 +170,14 @@ long m_fetch(void *shm, long r, long unused)
 	return 0;
 }
 
+static uint64_t latest;		/* step that an end or a free has named */
+
+static void launched(uint64_t step)
+{
+	if (step > latest)
+		latest = step;
+}
+
 static int get_frames(struct kvmm_req *rq, uint32_t n, kvmm_frame_t *frame,
 		      uint64_t step)
 {
@@ -227,9 +235,10 @@ long m_waste(void *shm, long r, long unused)
 	kvmm_frame_t frame[LEN];
 
 	b->err = get_frames(mine[r].rq, b->n, frame, b->step);
-	if (!b->err && b->first)
-		T_OK(kvmm_free(mine[r].rq, 0, fx_c()->node, frame, b->first,
-			       b->after));
+	if (b->err || !b->first)
+		return 0;
+	launched(b->after);
+	T_OK(kvmm_free(mine[r].rq, 0, fx_c()->node, frame, b->first, b->after));
 	return 0;
 }
 
@@ -265,6 +274,7 @@ long m_end(void *shm, long r, long after)
 {
 	uint32_t i;
 
+	launched((uint64_t)after);
 	T_OK(kvmm_req_end(mine[r].rq, (int)(after % 3), (uint64_t)after));
 	memset(&mine[r], 0, sizeof(mine[r]));
 	for (i = 0; i < nr_sent; i++)
@@ -287,7 +297,8 @@ long m_reborn(void *shm, long epoch, long unused)
 			m_end(NULL, r, 0);
 	pump(0, &d, 0);
 	nr_kept = nr_sent = 0;
-	T_WAIT(LONG_WAIT, kvmm_win_sync(fx_c()->win[0], 0) >= 0);
+	/* whatever may still read or write the old frames is over by now */
+	T_WAIT(LONG_WAIT, kvmm_win_sync(fx_c()->win[0], latest) >= 0);
 	return 0;
 }
 
