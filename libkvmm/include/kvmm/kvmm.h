@@ -372,7 +372,8 @@ struct kvmm_group {
  * @flags:	%KVMM_MUST_JOIN; not part of the identity
  *
  * Every other field is part of the identity, and so is the tenant of the
- * socket: two processes share pages if and only if all of it is equal.
+ * socket: two processes share pages if and only if all of it is equal. Strings
+ * are UTF-8 without control characters; NULL is "".
  */
 struct kvmm_desc {
 	uint32_t	size;
@@ -397,9 +398,10 @@ struct kvmm_desc {
  * @desc:	copied
  *
  * Return: 0; -EINVAL (the sentence names the field, as when a class's segments
- * do not sum to its page_bytes); -EBUSY (attached already); -EPROTO (a member of the same engine
- * described it otherwise, or %KVMM_MUST_JOIN); -ENOENT (a read-only client and
- * no such space); -ENOSPC; -EUSERS (256 spaces); -ENOTCONN; -ETIMEDOUT.
+ * do not sum to its page_bytes); -EBUSY (attached already); -EPROTO (a member of
+ * the same engine described it otherwise, or %KVMM_MUST_JOIN); -ENOENT (a
+ * read-only client and no such space); -ENOSPC; -EUSERS (256 spaces); -ENOTCONN;
+ * -ETIMEDOUT.
  * The caller owns *@ret: kvmm_space_detach().
  */
 KVMM_API int kvmm_space_attach(struct kvmm *k, const struct kvmm_desc *desc,
