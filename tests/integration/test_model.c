@@ -36,6 +36,7 @@ struct ref_req {
 	uint32_t id, chain;
 	uint32_t n_pages;
 	bool	matched[LEN];		/* pinned by its match, or a fetch */
+	bool	stale[LEN];		/* so was a page of that name that is lost */
 	uint8_t	published[LEN];		/* and by publishes */
 };
 
@@ -351,6 +352,7 @@ static void forget_pins(uint32_t n)
 
 			for (i = 0; q->open && i < LEN; i++)
 				if (node_of(q->chain, i) == n) {
+					q->stale[i] |= q->matched[i];
 					q->matched[i] = false;
 					q->published[i] = 0;
 				}
@@ -546,7 +548,8 @@ static void op_fetch(struct fx *f, uint32_t c, uint32_t r)
 	proc_call(&f->p[c], m_fetch, r, 0);
 	T_EQ(b->wrong, 0);
 	for (i = 0; i < b->n; i++) {
-		if (b->res[i].result)
+		/* it keeps the pin that it has, and reads the frame that was */
+		if (b->res[i].result || q->stale[first + i])
 			continue;
 		q->matched[first + i] = true;
 		seen.fetched++;
@@ -623,7 +626,7 @@ static void op_trim(struct fx *f, uint32_t c, uint32_t r)
 		return;
 	proc_call(&f->p[c], m_trim, r, n);
 	for (i = n; i < LEN; i++)
-		q->matched[i] = false;
+		q->matched[i] = q->stale[i] = false;
 	if (n < q->n_pages)
 		q->n_pages = n;
 }
