@@ -10,6 +10,7 @@
  * Whatever was sent: the daemon goes on, forgets the client when its process is
  * gone, has as many descriptors as before, and its books balance.
  */
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,6 +102,20 @@ static void end_sessions(void)
 	}
 }
 
+/* What was sent is closed by threads, four a socket; then it takes no more. */
+static void wait_for_closers(void)
+{
+	uint64_t deadline = deadline_in(5 * NSEC_PER_SEC);
+
+	while (!foreign_room(0) || !foreign_room(1)) {
+		if (deadline_past(deadline)) {
+			fprintf(stderr, "descriptors are not closed\n");
+			abort();
+		}
+		sched_yield();
+	}
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct raw_client c;
@@ -113,6 +128,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	size--;
 	if (rc_connect(&rig, !!(wish & 2), &c))
 		abort();
+	wait_for_closers();
 	if (!(wish & 1)) {
 		rc_hello(&c);
 		if ((wish & 4) && !(wish & 2)) {
