@@ -266,7 +266,12 @@ long m_step(void *shm, long step, long unused)
 
 long m_trim(void *shm, long r, long n)
 {
+	uint32_t i;
+
 	T_OK(kvmm_trim(mine[r].rq, (unsigned int)n, 0));
+	/* what it published itself is pinned yet: not looked at again, either */
+	for (i = (uint32_t)n; i < LEN; i++)
+		mine[r].frame[i] = 0;
 	return 0;
 }
 
