@@ -115,8 +115,8 @@ static uint32_t span(const struct kvmm_mgroup *g, unsigned int first,
 }
 
 /*
- * Go through the pages of units [@first, @end) of one group; @at counts those that are asked
- * of the daemon, @res all.
+ * Go through the pages of units [@first, @end) of one group; @at counts those
+ * that are asked of the daemon, @res all.
  */
 static int ask_group(struct kvmm_req *rq, struct kvmm_job *op,
 		     const struct kvmm_mgroup *g, struct kvmm_view *v,
