@@ -649,6 +649,16 @@ void fc_close(struct fc *c)
 	kvmm_close(c->k);
 }
 
+int fc_match(struct fc *c, const struct kvmm_key *key)
+{
+	const struct kvmm_keys keys = { .k = key, .n = 1, .group = FK_FULL };
+	struct kvmm_match m = { .size = sizeof(m) };
+	struct kvmm_hit hit;
+	int err = kvmm_match(c->rq, &keys, 1, 0, &hit, &m);
+
+	return err ? err : (int)m.n_resident;
+}
+
 struct kvmm_key fk_key(uint32_t seq, uint32_t i)
 {
 	struct kvmm_key k = { { 0 } };

@@ -141,6 +141,8 @@ const struct kvmm_desc *fk_desc(unsigned int nr_classes);
 /* 0 or -errno. */
 int fc_open(struct fk *f, struct fc *c);
 void fc_close(struct fc *c);
+/* Match one key of group 0 on node 0: pages that are here, or -errno. */
+int fc_match(struct fc *c, const struct kvmm_key *key);
 /* Key number @i of sequence @seq. */
 struct kvmm_key fk_key(uint32_t seq, uint32_t i);
 

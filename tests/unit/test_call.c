@@ -16,7 +16,6 @@ static struct fk f;
 static struct fc c;
 static struct kvmm_done d;
 static struct kvmm_key key;
-static struct kvmm_hit hit;
 
 static int setup(void **state)
 {
@@ -32,15 +31,6 @@ static int teardown(void **state)
 	fc_close(&c);
 	fk_stop(&f);
 	return 0;
-}
-
-static int match(void)
-{
-	const struct kvmm_keys keys = { .k = &key, .n = 1 };
-	struct kvmm_match m = { .size = sizeof(m) };
-	int err = kvmm_match(c.rq, &keys, 1, 0, &hit, &m);
-
-	return err ? err : (int)m.n_resident;
 }
 
 /* Poll until the connection has been made once more, if it was lost. */
@@ -117,13 +107,13 @@ static void a_peer_that_cannot_be_taken_ends_the_connection(void **state)
 	struct shm s = peer_make();
 	struct wire_peer w = peer_msg(&s);
 
-	assert_int_equal(match(), 1);
+	assert_int_equal(fc_match(&c, &key), 1);
 	no_descriptors();
 	send_one(&w.h, s.ro_fd);
 	poll_socket();
 	descriptors_again();
 	/* no hit is found that the peer may not have mapped */
-	assert_int_equal(match(), 0);
+	assert_int_equal(fc_match(&c, &key), 0);
 	assert_true(comes_again());
 	shm_fini(&s);
 }
@@ -136,7 +126,7 @@ static void a_peer_that_makes_no_sense_ends_the_connection(void **state)
 	((struct window_ledger *)s.addr)->magic = 0;
 	send_one(&w.h, s.ro_fd);
 	poll_socket();
-	assert_int_equal(match(), 0);
+	assert_int_equal(fc_match(&c, &key), 0);
 	assert_true(comes_again());
 	shm_fini(&s);
 }

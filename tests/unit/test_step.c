@@ -32,16 +32,6 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void match(void)
-{
-	const struct kvmm_keys keys = { .k = &key, .n = 1 };
-	struct kvmm_match m = { .size = sizeof(m) };
-	struct kvmm_hit hit;
-
-	assert_int_equal(kvmm_match(c.rq, &keys, 1, 0, &hit, &m), 0);
-	assert_int_equal(m.n_resident, 1);
-}
-
 static void end(uint64_t after)
 {
 	assert_int_equal(kvmm_req_end(c.rq, KVMM_ENDED, after), 0);
@@ -92,7 +82,7 @@ static void expect_kept_until_11(uint32_t frame)
 
 static void pages_of_a_step_that_runs_stay_over_a_restart(void **state)
 {
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	*byte(FRAME) = 'x';
 	kvmm_step_done(c.k, 10);
 	end(11);
@@ -102,7 +92,7 @@ static void pages_of_a_step_that_runs_stay_over_a_restart(void **state)
 
 static void a_request_may_end_while_the_daemon_is_away(void **state)
 {
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	*byte(FRAME) = 'x';
 	kvmm_step_done(c.k, 10);
 	lose();
@@ -113,7 +103,7 @@ static void a_request_may_end_while_the_daemon_is_away(void **state)
 
 static void a_request_of_a_former_daemon_may_end_late(void **state)
 {
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	*byte(FRAME) = 'x';
 	find_the_next();
 	kvmm_step_done(c.k, 10);
@@ -123,7 +113,7 @@ static void a_request_of_a_former_daemon_may_end_late(void **state)
 
 static void trimmed_pages_stay_over_a_restart(void **state)
 {
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	*byte(FRAME) = 'x';
 	kvmm_step_done(c.k, 10);
 	assert_int_equal(kvmm_trim(c.rq, 0, 11), 0);
@@ -148,7 +138,7 @@ static void freed_frames_stay_over_a_restart(void **state)
 
 static void the_callers_word_on_a_step_is_enough(void **state)
 {
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	kvmm_step_done(c.k, 10);
 	end(11);
 	find_the_next();
@@ -157,7 +147,7 @@ static void the_callers_word_on_a_step_is_enough(void **state)
 
 static void a_step_that_is_done_holds_nothing_up(void **state)
 {
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	end(11);
 	kvmm_step_done(c.k, 11);
 	find_the_next();
@@ -169,7 +159,7 @@ static void a_stream_may_go_on_writing_the_old_word(void **state)
 {
 	uint64_t *old = kvmm_step_word(c.k);
 
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	*old = 10;
 	end(11);
 	find_the_next();
@@ -192,7 +182,7 @@ static void the_old_word_counts_without_a_poll(void **state)
 {
 	uint64_t *old = kvmm_step_word(c.k);
 
-	match();
+	assert_int_equal(fc_match(&c, &key), 1);
 	end(11);
 	find_the_next();
 	*old = 11;
