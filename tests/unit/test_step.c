@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Steps over a change of daemon: what a kernel may still touch stays mapped. */
+/*
+ * Steps: what waits for them, also over a change of daemon: what a kernel may
+ * still touch stays mapped.
+ */
 #include <poll.h>
 #include <pthread.h>
 #include <string.h>
@@ -217,6 +220,134 @@ static void a_step_done_as_the_daemon_changes_is_taken_along(void **state)
 	}
 }
 
+/* -- of one daemon ------------------------------------------------------------ */
+
+static void pins_wait_for_their_step(void **state)
+{
+	assert_int_equal(fc_match(&c, &key), 1);
+	kvmm_req_end(c.rq, KVMM_ENDED, 7);
+	c.rq = NULL;
+	assert_int_equal(kvmm_step_done(c.k, 6), 0);
+	assert_int_equal(fk_pins(&f, 0, FRAME), 1);
+	assert_true(kvmm_next_deadline(c.k) <= deadline_in(NSEC_PER_MSEC));
+	/* a stream writes the word, and the next poll sees it */
+	*kvmm_step_word(c.k) = 7;
+	kvmm_poll(c.k, &d, 1);
+	assert_int_equal(fk_pins(&f, 0, FRAME), 0);
+	assert_int_equal(kvmm_next_deadline(c.k), UINT64_MAX);
+}
+
+static void a_trim_waits_for_its_step(void **state)
+{
+	assert_int_equal(fc_match(&c, &key), 1);
+	assert_int_equal(kvmm_trim(c.rq, 0, 2), 0);
+	assert_int_equal(fk_pins(&f, 0, FRAME), 1);
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	c.rq = NULL;
+	assert_int_equal(fk_pins(&f, 0, FRAME), 1);
+	kvmm_step_done(c.k, 2);
+	assert_int_equal(fk_pins(&f, 0, FRAME), 0);
+}
+
+static void steps_are_run_in_their_order(void **state)
+{
+	static const uint64_t after[] = { 5, 3, 9, 3, 7 };
+	struct kvmm_match m = { .size = sizeof(m) };
+	struct kvmm_req *rq[5];
+	struct kvmm_hit hit;
+	struct kvmm_key k;
+	unsigned int i, step, left;
+
+	for (i = 0; i < 5; i++) {
+		const struct kvmm_keys keys = { .k = &k, .n = 1 };
+
+		k = fk_key(2, i);
+		fk_seal(&f, 0, &k, 0, FRAME + i, 1);
+		assert_int_equal(kvmm_req_open(c.sp, i, NULL, &rq[i]), 0);
+		assert_int_equal(kvmm_match(rq[i], &keys, 1, 0, &hit, &m), 0);
+	}
+	for (i = 0; i < 5; i++)
+		kvmm_req_end(rq[i], KVMM_ENDED, after[i]);
+	for (step = 0; step <= 10; step++) {
+		kvmm_step_done(c.k, step);
+		for (i = 0, left = 0; i < 5; i++)
+			left += after[i] > step;
+		assert_int_equal(fk_all_pins(&f, 0), left);
+	}
+}
+
+static void a_step_rings_only_when_it_is_waited_for(void **state)
+{
+	fk_rung(&f);
+	f.l->step_wanted = 5;
+	kvmm_step_done(c.k, 4);
+	assert_false(fk_rung(&f));
+	kvmm_step_done(c.k, 5);
+	assert_true(fk_rung(&f));
+	f.l->step_wanted = UINT64_MAX;
+	kvmm_step_done(c.k, 6);
+	assert_false(fk_rung(&f));
+	/* backwards is nowhere */
+	kvmm_step_done(c.k, 2);
+	assert_int_equal(kvmm_step_engine(c.k), 6);
+}
+
+/* Rank 0 of two: the engine is as far as the slower one. */
+static void an_engine_is_as_far_as_its_slowest_member(void **state)
+{
+	const struct kvmm_engine e = {
+		.size = sizeof(e), .token = "0123456789abcde", .world = 2,
+	};
+	struct wire_member w = {
+		.h = { .type = WIRE_MEMBER, .len = sizeof(w) },
+		.rank = 1, .world = 2,
+	};
+	struct shm peer = SHM_INIT;
+	struct ledger *l;
+
+	assert_int_equal(kvmm_join(c.k, &e), -EBUSY);
+	kvmm_space_detach(c.sp);
+	c.rq = NULL;
+	assert_int_equal(kvmm_join(c.k, &e), 0);
+	kvmm_step_done(c.k, 5);
+	assert_int_equal(kvmm_step_engine(c.k), 0);
+	assert_int_equal(shm_create(&peer, "peer", 1 << 16, 1), 0);
+	l = peer.addr;
+	l->step = 3;
+	w.ledger_bytes = peer.bytes;
+	assert_int_equal(sock_send(f.sock, &w.h, &peer.ro_fd, 1), 0);
+	while (!kvmm_step_engine(c.k))
+		kvmm_poll(c.k, &d, 1);
+	assert_int_equal(kvmm_step_engine(c.k), 3);
+	l->step = 8;
+	assert_int_equal(kvmm_step_engine(c.k), 5);
+	f.l->engine_state = ENGINE_DYING;
+	assert_int_equal(kvmm_poll(c.k, &d, 1), -EOWNERDEAD);
+	shm_fini(&peer);
+}
+
+static void joining_says_what_is_wrong(void **state)
+{
+	struct kvmm_engine e = { .size = sizeof(e), .world = 2 };
+
+	kvmm_space_detach(c.sp);
+	c.rq = NULL;
+	e.rank = 2;
+	assert_int_equal(kvmm_join(c.k, &e), -EINVAL);
+	e.rank = 0;
+	e.world = 0;
+	assert_int_equal(kvmm_join(c.k, &e), -EINVAL);
+	e.world = KVMM_MAX_WORLD + 1;
+	assert_int_equal(kvmm_join(c.k, &e), -EINVAL);
+	e.world = 2;
+	e.flags = 1u << 9;
+	assert_int_equal(kvmm_join(c.k, &e), -EINVAL);
+	e.flags = KVMM_LEADER | KVMM_NO_STEP;
+	e.rank = 7;
+	assert_int_equal(kvmm_join(c.k, &e), 0);
+	assert_null(kvmm_step_word(c.k));
+}
+
 #define T(x) cmocka_unit_test_setup_teardown(x, setup, teardown)
 
 int main(void)
@@ -232,6 +363,12 @@ int main(void)
 		T(a_stream_may_go_on_writing_the_old_word),
 		T(the_old_word_counts_without_a_poll),
 		T(a_step_done_as_the_daemon_changes_is_taken_along),
+		T(pins_wait_for_their_step),
+		T(a_trim_waits_for_its_step),
+		T(steps_are_run_in_their_order),
+		T(a_step_rings_only_when_it_is_waited_for),
+		T(an_engine_is_as_far_as_its_slowest_member),
+		T(joining_says_what_is_wrong),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
