@@ -7,7 +7,7 @@
  */
 #include <stdlib.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
 #include "kernels/kernels.h"

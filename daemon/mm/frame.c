@@ -17,7 +17,7 @@
  * and the lowest-numbered extent is used first: higher ones run empty and can
  * be given back.
  */
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
 #include "kernels/kernels.h"

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/mix.h"
 

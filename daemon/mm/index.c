@@ -27,7 +27,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 
 #define INDEX_MIN_LINES	1024u

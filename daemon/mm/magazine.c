@@ -16,7 +16,7 @@
  */
 #include <stdlib.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 
 #define SLAB_BYTES	(256u << 10)

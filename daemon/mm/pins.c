@@ -7,7 +7,7 @@
  * counted, a part of a pool at a time, and an engine over the limit is cut off:
  * its pins are void at once, so only it can suffer.
  */
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 

@@ -24,7 +24,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"

@@ -9,7 +9,7 @@
  */
 #include <stdlib.h>
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 
 #define ZERO_JOB_FRAMES	1024u

@@ -6,7 +6,7 @@
 #ifndef KVMM_DAEMON_MM_TIER_H
 #define KVMM_DAEMON_MM_TIER_H
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "ipc/base/clock.h"
 
 /*

@@ -10,7 +10,7 @@
 #ifndef KVMM_TESTS_LIB_MM_RIG_H
 #define KVMM_TESTS_LIB_MM_RIG_H
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 
 #define RIG_CLIENTS	16
 #define RIG_DONE	1024	/* answers that are remembered */

@@ -11,7 +11,7 @@
 #ifndef KVMM_TESTS_LIB_TIER_RIG_H
 #define KVMM_TESTS_LIB_TIER_RIG_H
 
-#include "daemon/mm/mm_types.h"
+#include "daemon/mm/mm_calls.h"
 #include "daemon/node/work.h"
 #include "tests/lib/fake_blk.h"
 
