@@ -43,8 +43,9 @@ struct ref_req {
 struct ref_client {
 	uint64_t step;
 	struct ref_req req[REQS];
-	struct { uint64_t tag, after; uint32_t id, r, chain, first, n; }
-		posted[POSTED];
+	/* @lost: a page of that name is lost since */
+	struct { uint64_t tag, after; uint32_t id, r, chain, first, n;
+		 bool lost[LEN]; } posted[POSTED];
 	uint32_t nr_posted;
 	/* ended, with publishes not answered: may keep what these seal */
 	struct { uint32_t id, chain; uint16_t pins[LEN]; } late[ENDING];
@@ -56,6 +57,9 @@ struct ref_client {
 
 static struct ref_client ref[CLIENTS];
 static uint32_t last_id;
+/* answers about a page that is lost, or its successor: the next dump tells */
+static struct { struct ref_req *q; uint32_t at, frame; } doubt[POSTED * LEN];
+static uint32_t nr_doubt;
 static uint64_t lost;			/* pinned pages, since the last restart */
 static bool may[NODES];			/* be found by anybody */
 static struct {
@@ -149,6 +153,18 @@ static void late_answer(struct ref_client *rc, uint32_t p,
 		rc->late[e] = rc->late[--rc->nr_late];
 }
 
+/* By a publish. With @lost it may be a page that nobody finds any more. */
+static void pinned(struct ref_req *q, uint32_t at, uint32_t frame, bool lost)
+{
+	if (!lost) {
+		q->published[at]++;
+		return;
+	}
+	doubt[nr_doubt].q = q;
+	doubt[nr_doubt].at = at;
+	doubt[nr_doubt++].frame = frame;
+}
+
 static void take_answer(struct ref_client *rc, const struct answer *a)
 {
 	uint32_t p, i;
@@ -180,8 +196,9 @@ static void take_answer(struct ref_client *rc, const struct answer *a)
 		seen.refused += err && err != -EEXIST;
 		if ((!err || err == -EEXIST) && a->res[i].frame &&
 		    rc->posted[p].r < REQS)
-			rc->req[rc->posted[p].r]
-				.published[rc->posted[p].first + i]++;
+			pinned(&rc->req[rc->posted[p].r],
+			       rc->posted[p].first + i, a->res[i].frame,
+			       rc->posted[p].lost[i]);
 	}
 	late_answer(rc, p, a);
 	rc->posted[p] = rc->posted[--rc->nr_posted];
@@ -361,6 +378,11 @@ static void forget_pins(uint32_t n)
 			for (i = 0; i < LEN; i++)
 				if (node_of(ref[c].ending[e].chain, i) == n)
 					ref[c].ending[e].pins[i] = 0;
+		for (e = 0; e < ref[c].nr_posted; e++)
+			for (i = 0; i < ref[c].posted[e].n; i++)
+				ref[c].posted[e].lost[i] |=
+					node_of(ref[c].posted[e].chain,
+						ref[c].posted[e].first + i) == n;
 	}
 	lost++;
 }
@@ -374,11 +396,24 @@ static uint64_t losses(struct fx *f)
 	       ta_counter(&f->d, "nvme0", "pgcrc_fail");
 }
 
+/* A lost page that is pinned keeps its frame: no other has it meanwhile. */
+static void settle_doubts(void)
+{
+	while (nr_doubt) {
+		struct ref_req *q = doubt[--nr_doubt].q;
+		uint32_t at = doubt[nr_doubt].at, n = node_of(q->chain, at);
+
+		q->published[at] += dumped[n].ready &&
+				    dumped[n].frame == doubt[nr_doubt].frame;
+	}
+}
+
 static void check_pins(struct fx *f)
 {
 	static uint32_t least[NODES], most[NODES];
 	uint32_t n;
 
+	settle_doubts();
 	count_pins(least, false);
 	count_pins(most, true);
 	for (n = 0; n < NODES; n++) {
@@ -586,6 +621,7 @@ static void op_publish(struct fx *f, uint32_t c, uint32_t r)
 	rc->posted[rc->nr_posted].r = r;
 	rc->posted[rc->nr_posted].chain = q->chain;
 	rc->posted[rc->nr_posted].first = first;
+	memset(rc->posted[rc->nr_posted].lost, 0, LEN);
 	rc->posted[rc->nr_posted++].n = b->n;
 	reveal(rc);
 }
