@@ -197,6 +197,12 @@ void page_drop_all(struct page *pg)
 	condemn_one(pg, NULL, pg);
 }
 
+void page_drop_breach(struct page *pg, struct mm_node *nd)
+{
+	nd->c.pgbreach++;
+	page_drop_all(pg);
+}
+
 /* One page of a tree on a block node; @arg is the root, which is not counted. */
 static bool drop_one(struct page *pg, struct mm_node *nd, void *arg)
 {

@@ -26,6 +26,9 @@
  * because everything is pinned the answer is -EAGAIN, recompute, at once; else a
  * flight waits as long as a direct reclaim may take.
  *
+ * A copy from memory is compared with the publisher's checksum, if there is one,
+ * as a write to a block node is (writeback.c).
+ *
  * Bytes that are not what was written (-EBADMSG) end the copy below, and with it
  * what hangs on it there. An I/O error does so the second time: a device that
  * fails for some seconds must not cost the whole tier.
@@ -33,6 +36,7 @@
 #include <stdlib.h>
 
 #include "daemon/mm/flight.h"
+#include "kernels/kernels.h"
 
 #define LOAD_SCAN	256u		/* pages a direct reclaim looks at */
 #define FULL_NS		NSEC_PER_MSEC	/* a pool full of pins stays so */
@@ -50,6 +54,7 @@
  * @answered:	the I/O said that it failed or is late
  * @arrived:	READY
  * @abandoned:	the page is not its any more, the frame is
+ * @sum:	copied: compute @crc, that of the bytes that arrived
  */
 struct flight {
 	struct list	link;
@@ -59,7 +64,8 @@ struct flight {
 	struct mm_node	*from, *to;
 	uint32_t	from_frame, frame;
 	uint64_t	give_up_ns, deadline_ns;
-	bool		began, answered, arrived, abandoned;
+	bool		began, answered, arrived, abandoned, sum;
+	uint32_t	crc;
 	const void	*src;
 	struct node_io	io;
 	struct work	copy;
@@ -244,14 +250,24 @@ static void copy_fn(struct work *w)
 	struct flight *fl = container_of(w, struct flight, copy);
 
 	memcpy(fl->io.addr, fl->src, fl->io.len);
+	if (fl->sum)
+		fl->crc = kvmm_crc32c(0, fl->io.addr, fl->io.len);
 }
 
 static void copy_done(struct work *w)
 {
 	struct flight *fl = container_of(w, struct flight, copy);
+	struct mm_node *from = fl->from;
+	struct page *pg = fl->pg;
 
-	flight_arrive(fl);
-	flight_end(fl, 0);
+	if (!fl->sum || !page_breached(pg, fl->crc)) {
+		flight_arrive(fl);
+		flight_end(fl, 0);
+		return;
+	}
+	/* the source is READY, so the page is there until it is dropped here */
+	flight_end(fl, -EBADMSG);
+	page_drop_breach(pg, from);
 }
 
 /* -- a flight begins ------------------------------------------------------------ */
@@ -280,6 +296,7 @@ static void flight_submit(struct flight *fl)
 		fl->src = frame_addr(page_pool(fl->pg, fl->from),
 				     fl->from_frame);
 		fl->copy = (struct work){ .fn = copy_fn, .done = copy_done };
+		fl->sum = fl->pg->flags & PAGE_CRC;
 		work_submit(fl->to->mm->o.pool, &fl->copy);
 		return;
 	}

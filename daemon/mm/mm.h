@@ -362,6 +362,7 @@ struct mm_counters {
 	uint64_t	isolate_pinned;	/* isolated, found pinned, put back */
 	uint64_t	allocstall;	/* refills that found nothing */
 	uint64_t	pgcrc_fail;
+	uint64_t	pgbreach;	/* written to after it was sealed: dropped */
 	uint64_t	pgreport;	/* dropped on a consumer's verdict */
 	uint64_t	pgtouch;
 	uint64_t	fetch_shared;	/* waiters that joined a read in flight */

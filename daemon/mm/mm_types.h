@@ -116,7 +116,7 @@ struct page {
 };
 
 #define PAGE_ROOT	1u	/* by the publisher's word: outside closure */
-#define PAGE_CRC	2u	/* @crc holds */
+#define PAGE_CRC	2u	/* @crc holds, for every copy */
 #define PAGE_BAD	4u	/* being dropped everywhere: not found any more, its
 				   index lines are gone and may be another page's */
 #define PAGE_FULL	8u	/* of a FULL group: closure rules hold */

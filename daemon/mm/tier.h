@@ -54,6 +54,14 @@ static inline bool page_closed(const struct page *pg)
 	       pg->parent;
 }
 
+/* Has somebody written to it since it was published? @crc: of its data now. */
+static inline bool page_breached(const struct page *pg, uint32_t crc)
+{
+	return (pg->flags & (PAGE_CRC | PAGE_BAD)) == PAGE_CRC &&
+	       pg->crc != crc &&
+	       !mm_broken(pg->space->mm, MM_BREAK_CRC);
+}
+
 void page_ident(const struct page *pg, uint8_t ident[PAGE_IDENT_BYTES]);
 
 /* -- policy.c ---------------------------------------------------------------- */
@@ -86,6 +94,11 @@ unsigned int tree_reclaim(struct page *pg, struct mm_node *nd,
 
 /* -- drop.c ------------------------------------------------------------------ */
 
+/*
+ * The bytes in @pg's frame on @nd are not those that were published, by the
+ * publisher's own checksum: it goes as on a consumer's verdict, and is counted.
+ */
+void page_drop_breach(struct page *pg, struct mm_node *nd);
 /*
  * Take a memory copy away if nothing holds it: the frame is free afterwards,
  * the page too if that was its last copy. False: pinned or referenced.

@@ -15,6 +15,13 @@
  * free when its page is dropped. A page that finds no room, or a medium that
  * takes no writes, stays where it is, and reclaim may drop it.
  *
+ * Breaches. A writer keeps its mapping after it has published. Where it gave a
+ * checksum (KVMM_PUB_CRC) that of the bytes that went down is compared with it
+ * when the write is over: it was computed for the write anyway. A page that was
+ * written to meanwhile is a page of other bytes than its key says; it goes, in
+ * memory, too, with all that hangs on it. Once it is below it is safe, since
+ * the slot's own checksum covers what was compared here.
+ *
  * Clean ahead. A share of each pool is kept clean, coldest first, so that
  * reclaim finds pages that it can drop at once. Where it met dirty ones all the
  * same the share grows (wb_boost), where it did not it shrinks again: a share of
@@ -375,7 +382,9 @@ static void wback_release(struct node_io *io)
 	to->mm->next_reclaim_ns = 0;
 	if (io->result)
 		wback_failed(wb);
-	if (io->result || (c->flags & COPY_DOOMED))
+	if (!io->result && page_breached(pg, io->data_crc))
+		page_drop_breach(pg, wb->from);
+	else if (io->result || (c->flags & COPY_DOOMED))
 		copy_drop_tree(pg, to);
 	else
 		settle(pg, to);

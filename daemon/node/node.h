@@ -482,6 +482,7 @@ int node_slot_victim(struct node *n, uint32_t len, unsigned int nth,
  * @ident:	opaque bytes that say whose data it is; part of the checksum
  * @ident_len:	their number, at most NODE_IDENT_MAX
  * @crc:	write: filled in when @done is called with 0. read: the expected one
+ * @data_crc:	write: CRC32C of the data alone, filled in as @crc is
  * @deadline_ns: absolute CLOCK_MONOTONIC, 0 for the node's defaults
  * @done:	see below
  * @release:	see below
@@ -502,7 +503,8 @@ int node_slot_victim(struct node *n, uint32_t len, unsigned int nth,
  * So an answer is given in @done, and frame, slot and the I/O itself are given
  * back in @release and nowhere else. In @release of a late I/O @result tells
  * how the transfer ended after all: a late read with 0 has the right, checked
- * bytes in memory; a late write with 0 is on the medium and @crc is filled in.
+ * bytes in memory; a late write with 0 is on the medium, @crc and @data_crc are
+ * filled in.
  *
  * Results: 0; -EBADMSG the checksum is wrong: a miss; -EIO, also when
  * the kernel said ENODATA; -EROFS; -ENOSPC; -ETIMEDOUT; -ECANCELED;
@@ -514,6 +516,7 @@ struct node_io {
 	enum node_prio	prio;
 	uint32_t	len;
 	uint32_t	crc;
+	uint32_t	data_crc;
 	struct node_slot slot;
 	void		*addr;
 	const void	*ident;

@@ -217,6 +217,7 @@ static void io_finish(struct nvme *nv, struct node_io *io)
 				  io->len);
 	if (io->dir == NODE_WRITE) {
 		io->crc = crc;
+		io->data_crc = io->priv.data_crc;
 	} else if (crc != io->crc && !nv->break_crc) {
 		nv->node.stats.crc_bad++;
 		slots_mark_bad(&nv->slots, &io->slot);

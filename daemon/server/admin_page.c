@@ -160,12 +160,13 @@ static json_t *dump_nodes(struct server *s)
 
 		mm_node_stat(s->mm, i, &st);
 		json_array_append_new(list, json_pack(
-			"{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
+			"{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}",
 			"name", st.node->name,
 			"kind", word_of(kind_words, st.kind),
 			"capacity", (json_int_t)st.node->capacity,
 			"used", (json_int_t)st.node->used,
 			"bytes_pages", (json_int_t)st.bytes_pages,
+			"pgbreach", (json_int_t)st.c.pgbreach,
 			"frames", (json_int_t)st.frames,
 			"frames_free", (json_int_t)st.frames_free,
 			"frames_open", (json_int_t)st.frames_open,

@@ -158,6 +158,7 @@ static int io_move(struct fake_blk *b, struct node_io *io)
 	if (io->dir == NODE_WRITE) {
 		memcpy(at, io->addr, io->len);
 		io->crc = io_crc(io, io->addr);
+		io->data_crc = kvmm_crc32c(0, io->addr, io->len);
 		return 0;
 	}
 	memcpy(io->addr, at, io->len);

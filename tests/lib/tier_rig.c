@@ -6,6 +6,7 @@
 #include "daemon/mm/tier.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/clock.h"
+#include "kernels/kernels.h"
 #include "tests/lib/pattern.h"
 #include "tests/lib/tier_rig.h"
 #include "tests/lib/unit.h"
@@ -464,6 +465,13 @@ static int publish(struct rig *r, struct mm_win *w, uint32_t f,
 	if (i)
 		rig_key(chain, i - 1, pub.parent);
 	pattern_fill(frame_addr(w->pool, f), w->pool->page_bytes, &k);
+	if (r->o.other_bytes)
+		*(uint8_t *)frame_addr(w->pool, f) ^= 1;
+	if (r->o.crc) {
+		pub.flags = KVMM_PUB_CRC;
+		pub.crc = kvmm_crc32c(0, frame_addr(w->pool, f),
+				      w->pool->page_bytes);
+	}
 	sqe.tag = r->next_tag++;
 	mm_publish(w, &sqe, &pub);
 	assert_true(rig_answer(r, sqe.tag, 1000, &a));
@@ -533,6 +541,18 @@ uint64_t rig_fetch(struct rig *r, unsigned int group, uint32_t chain,
 		sqe.arg = deadline_in(ms * NSEC_PER_MSEC);
 	mm_fetch(r->w[cls_of(group)], &sqe, key);
 	return sqe.tag;
+}
+
+void rig_breach(struct rig *r, unsigned int group, uint32_t chain, uint32_t i,
+		unsigned int node)
+{
+	struct page *pg = rig_page(r, group, chain, i);
+	struct mm_pool *p = rig_pool(r, group, node);
+	uint8_t *at;
+
+	assert_true(pg && pg->copy[node].state == COPY_READY);
+	at = frame_addr(p, pg->copy[node].frame);
+	at[p->page_bytes - 1] ^= 1;
 }
 
 bool rig_bytes_ok(struct rig *r, unsigned int group, uint32_t frame,

@@ -37,6 +37,8 @@ struct rig_opts {
 	const struct kvmm_policy_v0 *policy;
 	const char	*nvme_path;
 	bool		no_nvme;
+	bool		crc;		/* publishers say what the bytes sum up to */
+	bool		other_bytes;	/* ... and compute others than usual */
 };
 
 struct rig_answer {
@@ -110,6 +112,9 @@ uint64_t rig_fetch(struct rig *r, unsigned int group, uint32_t chain,
 bool rig_answer(struct rig *r, uint64_t tag, unsigned int ms,
 		struct rig_answer *a);
 void rig_answer_put(struct rig *r, const struct rig_answer *a);
+/* Somebody writes to a page that is sealed. */
+void rig_breach(struct rig *r, unsigned int group, uint32_t chain, uint32_t i,
+		unsigned int node);
 /* Are these the bytes of that page? */
 bool rig_bytes_ok(struct rig *r, unsigned int group, uint32_t frame,
 		  uint32_t chain, uint32_t i);

@@ -712,11 +712,11 @@ static void in_modes_that_miss_nothing_is_brought_up(void **state)
 
 /* -- from memory to memory -------------------------------------------------------- */
 
-static void far_start(void)
+static void far_start(bool crc)
 {
 	struct rig_opts o = {
 		.dram_bytes = 128 * 4096, .nvme_bytes = 1024 * 4096,
-		.far_bytes = 128 * 4096,
+		.far_bytes = 128 * 4096, .crc = crc,
 	};
 	uint32_t i;
 
@@ -731,7 +731,7 @@ static void a_page_is_copied_between_nodes_of_memory(void **state)
 {
 	uint32_t i;
 
-	far_start();
+	far_start(false);
 	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 8), 8);
 	assert_int_equal(r->blk->seen[NODE_READ], 0);
 	for (i = 0; i < 8; i++) {
@@ -756,7 +756,7 @@ static void a_cancelled_copy_holds_its_frames_until_it_is_over(void **state)
 	struct rig_answer a;
 	uint64_t tag;
 
-	far_start();
+	far_start(false);
 	tag = rig_fetch(r, RIG_FULL, 1, 0, 8, 0);
 	mm_cancel(r->c, tag);
 	assert_true(rig_answer(r, tag, 0, &a));
@@ -766,6 +766,38 @@ static void a_cancelled_copy_holds_its_frames_until_it_is_over(void **state)
 	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_loading, 0);
 	rig_check(r);
 	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 8), 8);
+}
+
+static void a_breach_is_found_out_by_the_copy(void **state)
+{
+	far_start(true);
+	rig_breach(r, RIG_FULL, 1, 5, RIG_FAR);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 8), 5);
+	assert_non_null(rig_page(r, RIG_FULL, 1, 4));
+	assert_null(rig_page(r, RIG_FULL, 1, 5));
+	assert_null(rig_page(r, RIG_FULL, 1, 7));
+	assert_int_equal(rig_count(r, RIG_FAR)->pgbreach, 1);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_loading, 0);
+	rig_check(r);
+}
+
+/* Two engines that compute the same page need not get the same bits. */
+static void other_bytes_of_a_second_publisher_are_no_breach(void **state)
+{
+	struct page *pg;
+
+	far_start(true);
+	/* the same key on another node, with bytes of another sum */
+	r->o.other_bytes = true;
+	assert_int_equal(rig_publish(r, RIG_FULL, 1, 0), 0);
+	pg = rig_page(r, RIG_FULL, 1, 0);
+	assert_int_equal(page_writeback(pg, &r->mm->node[RIG_DRAM],
+					NODE_PRIO_WRITEBACK), 1);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_FULL, 1, 0, RIG_NVME), COPY_READY);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgbreach, 0);
+	rig_check(r);
 }
 
 int main(void)
@@ -805,6 +837,8 @@ int main(void)
 		T(in_modes_that_miss_nothing_is_brought_up),
 		T(a_page_is_copied_between_nodes_of_memory),
 		T(a_cancelled_copy_holds_its_frames_until_it_is_over),
+		T(a_breach_is_found_out_by_the_copy),
+		T(other_bytes_of_a_second_publisher_are_no_breach),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

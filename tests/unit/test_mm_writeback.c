@@ -209,6 +209,99 @@ static void a_report_while_writing_waits_for_the_write(void **state)
 	rig_check(r);
 }
 
+/* -- writes after the publish ---------------------------------------------------- */
+
+static void crc_start(bool crc)
+{
+	struct rig_opts o = {
+		.dram_bytes = 128 * 4096, .nvme_bytes = 1024 * 4096,
+		.crc = crc,
+	};
+
+	rig_stop(r);
+	rig_start(r, &o);
+}
+
+static void a_breach_is_found_out_on_the_way_down(void **state)
+{
+	uint32_t i;
+
+	crc_start(true);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 5), 5);
+	rig_breach(r, RIG_FULL, 1, 2, RIG_DRAM);
+	assert_int_equal(write_down(1, 4), 5);
+	rig_settle(r, 1000);
+	for (i = 0; i < 2; i++)
+		assert_int_equal(rig_state(r, RIG_FULL, 1, i, RIG_NVME),
+				 COPY_READY);
+	/* it, and what hangs on it, is nowhere any more */
+	for (i = 2; i < 5; i++)
+		assert_null(rig_page(r, RIG_FULL, 1, i));
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgbreach, 1);
+	rig_run(r, 50);
+	assert_int_equal(r->sp->nr_pages, 2);
+	assert_int_equal(fake_blk_slots(r->blk), 2);
+	rig_check(r);
+
+	/* whoever has the right bytes publishes them */
+	for (i = 2; i < 5; i++)
+		assert_int_equal(rig_publish(r, RIG_FULL, 1, i), 0);
+	rig_push_down(r, RIG_FULL);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 5), 5);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgbreach, 1);
+	rig_check(r);
+}
+
+static void a_breach_of_a_pinned_page_is_a_miss_at_once(void **state)
+{
+	uint32_t f;
+
+	crc_start(true);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 1), 1);
+	f = rig_page(r, RIG_FULL, 1, 0)->copy[RIG_DRAM].frame;
+	rig_pin(r, RIG_FULL, f, 1);
+	rig_breach(r, RIG_FULL, 1, 0, RIG_DRAM);
+	assert_int_equal(write_down(1, 0), 1);
+	rig_settle(r, 1000);
+	assert_null(rig_page(r, RIG_FULL, 1, 0));
+	assert_int_equal(fake_blk_slots(r->blk), 0);
+	rig_check(r);
+	/* its frame comes back with the last pin */
+	assert_int_equal(r->sp->nr_pages, 1);
+	rig_pin(r, RIG_FULL, f, -1);
+	rig_run(r, 50);
+	assert_int_equal(r->sp->nr_pages, 0);
+	rig_check(r);
+}
+
+static void a_breach_in_a_late_write_is_found_out_at_its_end(void **state)
+{
+	crc_start(true);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 2), 2);
+	r->blk->hold[NODE_WRITE] = true;
+	assert_int_equal(write_down(1, 1), 2);
+	node_poll(r->nvme, 0);
+	rig_breach(r, RIG_FULL, 1, 0, RIG_DRAM);
+	r->blk->hold[NODE_WRITE] = false;
+	rig_settle(r, 1000);
+	assert_null(rig_page(r, RIG_FULL, 1, 0));
+	assert_null(rig_page(r, RIG_FULL, 1, 1));
+	assert_int_equal(fake_blk_slots(r->blk), 0);
+	rig_check(r);
+}
+
+static void without_a_checksum_nobody_can_tell(void **state)
+{
+	crc_start(false);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 2), 2);
+	rig_breach(r, RIG_FULL, 1, 0, RIG_DRAM);
+	assert_int_equal(write_down(1, 1), 2);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_FULL, 1, 0, RIG_NVME), COPY_READY);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgbreach, 0);
+	rig_check(r);
+}
+
 /* -- full nodes ---------------------------------------------------------------- */
 
 static void fill_nvme(uint32_t first_chain, uint32_t chains, uint32_t len)
@@ -369,6 +462,10 @@ int main(void)
 		T(a_failed_write_takes_the_writes_below_it_with_it),
 		T(closure_holds_whichever_write_fails),
 		T(a_report_while_writing_waits_for_the_write),
+		T(a_breach_is_found_out_on_the_way_down),
+		T(a_breach_of_a_pinned_page_is_a_miss_at_once),
+		T(a_breach_in_a_late_write_is_found_out_at_its_end),
+		T(without_a_checksum_nobody_can_tell),
 		T(a_full_node_gives_up_leaves_only),
 		T(an_ancestor_is_not_evicted_for_its_child),
 		T(another_size_gets_a_segment),

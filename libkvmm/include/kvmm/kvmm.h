@@ -726,7 +726,10 @@ KVMM_API int kvmm_free(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
  * @frame:	OPEN, from kvmm_alloc() of this request
  * @pos:	first token's position
  * @cost_us:	what recomputing it costs; 0 = unknown
- * @crc:	CRC32C of the page if %KVMM_PUB_CRC
+ * @crc:	CRC32C of the page if %KVMM_PUB_CRC. Checked when it is sealed,
+ *		and again when the page is first copied out of the memory that
+ *		it was published in: one that was written to in between is
+ *		dropped, and counted (pgbreach in `kvmmctl status`)
  * @group:	of the space
  * @flags:	%KVMM_PUB_ROOT, %KVMM_PUB_CRC
  * @after:	last launched step that writes it; 0 = it is written
