@@ -306,31 +306,3 @@ int kvmm_alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 	kvmm_exit(k);
 	return err;
 }
-
-int kvmm_free(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
-	      const kvmm_frame_t *frames, unsigned int n, uint64_t after)
-{
-	struct kvmm *k = rq->k;
-	struct kvmm_view *v;
-	struct kvmm_own *o = NULL;
-	unsigned int i;
-
-	if (!kvmm_enter(k))
-		return kvmm_fail_forked();
-	kvmm_lock(&rq->lock);
-	v = kvmm_req_view(rq, cls, node);
-	if (v)
-		o = kvmm_req_own(rq, v);
-	for (i = 0; o && i < n; i++)
-		if (!kvmm_own_del_open(o, frames[i]))
-			break;
-	if (i)
-		kvmm_view_put(v, frames, i, after);
-	kvmm_unlock(&rq->lock);
-	kvmm_exit(k);
-	if (i < n)
-		return kvmm_fail(-EINVAL,
-			"frames[%u] is no OPEN frame of this request; those before it are free",
-			i);
-	return 0;
-}

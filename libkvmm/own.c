@@ -3,6 +3,7 @@
  * What a request owns in a view: OPEN frames, and pins beside those of its match.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "libkvmm/lib.h"
 
@@ -92,6 +93,20 @@ bool kvmm_own_del_open(struct kvmm_own *o, uint32_t frame)
 void kvmm_own_add_pin(struct kvmm_own *o, uint32_t frame)
 {
 	o->pin[o->nr_pin++] = frame;
+}
+
+/* The oldest is asked for first, as a rule: what passes out of a window. */
+bool kvmm_own_del_pin(struct kvmm_own *o, uint32_t frame)
+{
+	uint32_t i;
+
+	for (i = 0; i < o->nr_pin && o->pin[i] != frame; i++)
+		;
+	if (i == o->nr_pin)
+		return false;
+	o->nr_pin--;
+	memmove(&o->pin[i], &o->pin[i + 1], (o->nr_pin - i) * sizeof(*o->pin));
+	return true;
 }
 
 void kvmm_own_unpin(struct kvmm_own *o)

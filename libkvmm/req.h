@@ -206,6 +206,8 @@ void kvmm_own_add_open(struct kvmm_own *o, uint32_t frame);
 bool kvmm_own_del_open(struct kvmm_own *o, uint32_t frame);
 bool kvmm_own_has_open(const struct kvmm_own *o, uint32_t frame);
 void kvmm_own_add_pin(struct kvmm_own *o, uint32_t frame);
+/* Take one pin on @frame out of the list, which the caller drops. */
+bool kvmm_own_del_pin(struct kvmm_own *o, uint32_t frame);
 void kvmm_own_unpin(struct kvmm_own *o);
 void kvmm_req_set_tail(struct kvmm_req *rq, unsigned int group,
 		       struct kvmm_view *v, uint32_t frame, uint64_t word,

@@ -186,6 +186,26 @@ static void a_trim_keeps_the_first_units(void **state)
 	assert_int_equal(fk_all_pins(&env.f, 0), 5);
 }
 
+static void a_page_given_back_loses_its_pin_and_no_other(void **state)
+{
+	kvmm_frame_t fr[2];
+	int i;
+
+	for (i = 0; i < N; i++)
+		seal(FK_FULL, i);
+	match_one(FK_FULL, N);
+	fr[0] = frame_of(0, 1);
+	fr[1] = frame_of(0, 3);
+	assert_int_equal(kvmm_free(env.c.rq, 0, 0, fr, 2, 0), 0);
+	for (i = 0; i < N; i++)
+		assert_int_equal(fk_pins(&env.f, 0, frame_of(0, i)),
+				 i != 1 && i != 3);
+	assert_int_equal(kvmm_free(env.c.rq, 0, 0, fr, 1, 0), -EINVAL);
+	kvmm_req_end(env.c.rq, KVMM_ENDED, 0);
+	env.c.rq = NULL;
+	assert_int_equal(fk_all_pins(&env.f, 0), 0);
+}
+
 /* -- what the word says --------------------------------------------------------------- */
 
 static void an_isolated_frame_is_pending(void **state)
@@ -692,6 +712,7 @@ int main(void)
 		T(two_requests_pin_the_same_frame_twice),
 		T(a_peek_pins_nothing_and_disturbs_no_match),
 		T(a_trim_keeps_the_first_units),
+		T(a_page_given_back_loses_its_pin_and_no_other),
 		T(an_isolated_frame_is_pending),
 		T(a_later_generation_is_not_the_page),
 		T(every_other_state_is_no_hit),

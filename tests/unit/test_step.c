@@ -125,6 +125,19 @@ static void trimmed_pages_stay_over_a_restart(void **state)
 	expect_kept_until_11(FRAME);
 }
 
+static void pages_given_back_stay_over_a_restart(void **state)
+{
+	const kvmm_frame_t fr = FRAME;
+
+	assert_int_equal(fc_match(&c, &key), 1);
+	*byte(FRAME) = 'x';
+	kvmm_step_done(c.k, 10);
+	assert_int_equal(kvmm_free(c.rq, 0, 0, &fr, 1, 11), 0);
+	end(0);
+	find_the_next();
+	expect_kept_until_11(FRAME);
+}
+
 static void freed_frames_stay_over_a_restart(void **state)
 {
 	kvmm_frame_t fr;
@@ -249,6 +262,20 @@ static void a_trim_waits_for_its_step(void **state)
 	assert_int_equal(fk_pins(&f, 0, FRAME), 0);
 }
 
+static void a_page_given_back_waits_for_its_step(void **state)
+{
+	const kvmm_frame_t fr = FRAME;
+
+	assert_int_equal(fc_match(&c, &key), 1);
+	assert_int_equal(kvmm_free(c.rq, 0, 0, &fr, 1, 2), 0);
+	assert_int_equal(fk_pins(&f, 0, FRAME), 1);
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	c.rq = NULL;
+	assert_int_equal(fk_pins(&f, 0, FRAME), 1);
+	kvmm_step_done(c.k, 2);
+	assert_int_equal(fk_pins(&f, 0, FRAME), 0);
+}
+
 static void steps_are_run_in_their_order(void **state)
 {
 	static const uint64_t after[] = { 5, 3, 9, 3, 7 };
@@ -357,6 +384,7 @@ int main(void)
 		T(a_request_may_end_while_the_daemon_is_away),
 		T(a_request_of_a_former_daemon_may_end_late),
 		T(trimmed_pages_stay_over_a_restart),
+		T(pages_given_back_stay_over_a_restart),
 		T(freed_frames_stay_over_a_restart),
 		T(the_callers_word_on_a_step_is_enough),
 		T(a_step_that_is_done_holds_nothing_up),
@@ -365,6 +393,7 @@ int main(void)
 		T(a_step_done_as_the_daemon_changes_is_taken_along),
 		T(pins_wait_for_their_step),
 		T(a_trim_waits_for_its_step),
+		T(a_page_given_back_waits_for_its_step),
 		T(steps_are_run_in_their_order),
 		T(a_step_rings_only_when_it_is_waited_for),
 		T(an_engine_is_as_far_as_its_slowest_member),

@@ -706,14 +706,18 @@ KVMM_API int kvmm_alloc(struct kvmm_req *rq, unsigned int cls,
 			unsigned int flags);
 
 /**
- * kvmm_free() - [H] give back frames that were not published
+ * kvmm_free() - [H] give back frames that the request does not use any more
  * @cls:	class and
- * @node:	node that they were taken from: numbers are per (class, node)
- * @after:	last launched step that uses them; this process may get them
+ * @node:	node that they are of: numbers are per (class, node)
+ * @after:	last launched step that uses them; this process may get OPEN ones
  *		again at once, others only after it
  *
- * Return: 0, or -EINVAL at the first that is not an OPEN frame of this request
- * (those before it are given back).
+ * What was not published is free again. Of pages that it found, fetched or
+ * published the request's pin goes, after @after: that is how what has passed
+ * out of a sliding window is given up before the request's end. A page whose
+ * publish is in flight is neither yet.
+ * Return: 0, or -EINVAL at the first that is neither an OPEN frame nor a pinned
+ * page of this request (those before it are given back).
  */
 KVMM_API int kvmm_free(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 		       const kvmm_frame_t *frames, unsigned int n,
