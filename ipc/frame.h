@@ -139,5 +139,6 @@ static_assert(sizeof(struct frame_record) == 128, "adoption ABI");
 
 #define FRAME_REC_CRC		1u	/* @data_crc holds */
 #define FRAME_REC_ROOT		2u	/* no parent by the publisher's word */
+#define FRAME_REC_BOUND		4u	/* no use without its parent */
 
 #endif

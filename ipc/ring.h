@@ -47,9 +47,16 @@ enum ring_op {
 	RING_END	= 5,	/* request ended, arena: struct ring_key[nr_keys]
 				 * or none; no completion */
 	RING_CANCEL	= 6,	/* @arg = tag of the operation; no completion */
-	RING_REPORT	= 7,	/* arena: struct ring_key[1]; @arg = verdict; no completion */
+	RING_REPORT	= 7,	/* arena: struct ring_key[1]; @arg = enum kvmm_verdict
+				 * or RING_UNDO; no completion */
 	RING_NR_OPS
 };
+
+/*
+ * @arg of a RING_REPORT, beside enum kvmm_verdict: whoever published the page
+ * takes it back, and what is bound to it. It was not bad and is not counted so.
+ */
+#define RING_UNDO	(UINT64_C(1) << 16)
 
 /**
  * struct ring_sqe - a submission
@@ -126,11 +133,19 @@ struct ring_pub {
 	uint32_t	cost_us;
 	uint32_t	crc;
 	uint16_t	group;
-	uint16_t	flags;	/* KVMM_PUB_* */
+	uint16_t	flags;	/* KVMM_PUB_*, RING_PUB_BOUND */
 	uint32_t	spare;
 	uint64_t	after;
 };
 static_assert(sizeof(struct ring_pub) == 96, "wire ABI");
+
+/*
+ * struct ring_pub.flags, beside KVMM_PUB_*: the page is no use without its
+ * parent, whatever the rule of its group: they live and go together as in a FULL
+ * group. If the page is there, on whichever node, it is -EEXIST: its parent may
+ * be another one than this one's.
+ */
+#define RING_PUB_BOUND	(1u << 8)
 
 /* One page by name. */
 struct ring_key {

@@ -49,34 +49,36 @@ static int check_children(const struct page *pg, struct errmsg *e)
 		if (child->parent != pg)
 			return broken(e, KEY_FMT ": a child has another parent",
 				      KEY_ARGS(pg));
+		if (!page_bound(child))
+			continue;
 		n++;
 		for (i = 0; i < mm->nr_nodes; i++)
 			here[i] += copy_there(&child->copy[i]);
 	}
-	if (n != pg->nr_children)
-		return broken(e, KEY_FMT ": %u children, counted as %u",
-			      KEY_ARGS(pg), n, pg->nr_children);
+	if (n != pg->nr_bound)
+		return broken(e, KEY_FMT ": %u bound children, counted as %u",
+			      KEY_ARGS(pg), n, pg->nr_bound);
 	for (i = 0; i < mm->nr_nodes; i++)
-		if (here[i] != pg->copy[i].nr_children)
+		if (here[i] != pg->copy[i].nr_bound)
 			return broken(e,
-				KEY_FMT ": %u children on node %u, counted as %u",
+				KEY_FMT ": %u bound children on node %u, counted as %u",
 				KEY_ARGS(pg), here[i], i,
-				pg->copy[i].nr_children);
+				pg->copy[i].nr_bound);
 	return 0;
 }
 
-/* Closure: in FULL groups alone, and of a persistent node by itself. */
+/* Closure: of what is bound to its parent; and of a persistent node by itself. */
 static int check_closure(const struct page *pg, struct errmsg *e)
 {
 	const struct mm *mm = pg->space->mm;
 	unsigned int i;
 
-	if (!(pg->flags & PAGE_FULL) || (pg->flags & PAGE_BAD))
+	if (!(pg->flags & PAGE_BOUND) || (pg->flags & PAGE_BAD))
 		return 0;
 	if (pg->flags & PAGE_ORPHAN)
 		return broken(e, KEY_FMT ": its parent was freed before it",
 			      KEY_ARGS(pg));
-	if (!pg->parent || (pg->flags & PAGE_ROOT))
+	if (!pg->parent)
 		return 0;
 	if (!pg->parent->nr_copies)
 		return broken(e, KEY_FMT ": its parent is in no node",

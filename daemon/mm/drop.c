@@ -24,10 +24,14 @@
 
 typedef bool tree_fn(struct page *pg, struct mm_node *nd, void *arg);
 
-/* Does the walk go to @pg? @nd NULL: everywhere, else where it has a copy. */
+/*
+ * Does the walk go on to @pg, a child? If it is bound to its parent; @nd NULL:
+ * everywhere, else where it has a copy.
+ */
 static bool tree_takes(const struct page *pg, const struct mm_node *nd)
 {
-	return !nd || pg->copy[nd->ix].state != COPY_NONE;
+	return page_bound(pg) &&
+	       (!nd || pg->copy[nd->ix].state != COPY_NONE);
 }
 
 /* The first child at or behind @l that the walk goes to. */
@@ -174,12 +178,12 @@ static void condemn_children(struct page *pg)
 {
 	struct list *l, *next;
 
-	if (!(pg->flags & PAGE_FULL))
-		return;
 	for (l = pg->children.next; l != &pg->children; l = next) {
+		struct page *child = list_entry(l, struct page, sibling);
+
 		next = l->next;
-		tree_walk(list_entry(l, struct page, sibling), NULL,
-			  condemn_one, NULL);
+		if (page_bound(child))
+			tree_walk(child, NULL, condemn_one, NULL);
 	}
 }
 
@@ -221,10 +225,7 @@ void copy_drop_tree(struct page *pg, struct mm_node *nd)
 {
 	if (page_copy(pg, nd)->state == COPY_NONE)
 		return;
-	if (pg->flags & PAGE_FULL)
-		tree_walk(pg, nd, drop_one, pg);
-	else
-		drop_one(pg, nd, pg);
+	tree_walk(pg, nd, drop_one, pg);
 }
 
 struct may_go {
@@ -241,11 +242,9 @@ static bool may_go(struct page *pg, struct mm_node *nd, void *arg)
 	if (c->state != COPY_READY || c->refs || !mg->budget)
 		return false;
 	mg->budget--;
-	if (!(pg->flags & PAGE_FULL))
-		return true;
 	/* it would be nowhere: then no child may be anywhere else ... */
 	if (pg->nr_copies == 1)
-		return pg->nr_children == c->nr_children;
+		return pg->nr_bound == c->nr_bound;
 	/* ... in memory, say, as this one is */
 	return pg == mg->root || pg->parent->nr_copies > 1;
 }
@@ -253,12 +252,8 @@ static bool may_go(struct page *pg, struct mm_node *nd, void *arg)
 bool copy_tree_may_go(struct page *pg, struct mm_node *nd, uint32_t *budget)
 {
 	struct may_go mg = { .root = pg, .budget = *budget };
-	bool ok;
+	bool ok = tree_walk(pg, nd, may_go, &mg);
 
-	if (pg->flags & PAGE_FULL)
-		ok = tree_walk(pg, nd, may_go, &mg);
-	else
-		ok = may_go(pg, nd, &mg);
 	*budget = mg.budget;
 	return ok;
 }

@@ -232,6 +232,8 @@ static void record_write(struct mm_pool *p, uint32_t f, const struct page *pg,
 	}
 	if (pg->flags & PAGE_ROOT)
 		r->flags |= FRAME_REC_ROOT;
+	if (pg->flags & PAGE_BOUND)
+		r->flags |= FRAME_REC_BOUND;
 	r->crc = kvmm_crc32c(0, r, offsetof(struct frame_record, crc));
 }
 

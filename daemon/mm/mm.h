@@ -323,9 +323,14 @@ void mm_touch(struct mm_win *w, const struct ring_sqe *sqe);
 int mm_asked(struct mm_space *sp, const struct ring_sqe *sqe,
 	     const struct ring_key *key);
 
-/** mm_report() - a consumer's verdict: dropped everywhere, counted */
+/**
+ * mm_report() - a consumer's verdict: dropped everywhere, counted
+ * @verdict:	KVMM_BAD; RING_UNDO: not counted, needs the right to publish
+ *
+ * Of a blob all of it goes, whichever page is named.
+ */
 void mm_report(struct mm_client *c, struct mm_space *sp,
-	       const struct ring_key *key, uint32_t verdict);
+	       const struct ring_key *key, uint64_t verdict);
 
 /** mm_handover_put() - the client's completion head passed this frame */
 void mm_handover_put(struct mm_win *w, uint32_t frame);

@@ -21,11 +21,16 @@ struct page *page_create(struct mm_space *sp, uint16_t group,
 			 const uint64_t key[4], struct page *parent,
 			 uint8_t flags);
 /*
- * Free it if it has no copy left. Children that it still has (WINDOW and LAST
- * groups; a pinned BAD child) lose their parent; one of a FULL group that is
- * not BAD becomes PAGE_ORPHAN.
+ * Free it if it has no copy left. Children that it still has (those that are not
+ * bound to it; a pinned BAD one) lose their parent; one that is bound and not
+ * BAD becomes PAGE_ORPHAN.
  */
 void page_put(struct page *pg);
+/* Must @pg's parent be where @pg is? */
+static inline bool page_bound(const struct page *pg)
+{
+	return (pg->flags & PAGE_BOUND) && pg->parent;
+}
 /* BAD from now on: its index lines go, nobody finds it any more. */
 void page_set_bad(struct page *pg);
 /* Flags COPY_DOOMED: no source and no copy below any more; copies become dirty. */

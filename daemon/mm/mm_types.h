@@ -11,15 +11,16 @@
  *
  * Laws (mm_check):
  *   - a page exists while it has a copy that is not NONE
- *   - FULL groups: a page with a parent has its parent alive (any node)
- *   - FULL groups, block node: the parent of a READY or WRITING copy has a
- *     READY or WRITING copy on the same node (closed by itself)
- *   - page.nr_children = pages whose parent it is;
- *     copy.nr_children = those of them with a copy, not NONE, on this node
+ *   - closure: a page that is bound to its parent (page_bound()) has its parent
+ *     alive (any node)
+ *   - closure, block node: the parent of a bound page's READY or WRITING copy
+ *     has a READY or WRITING copy on the same node (closed by itself)
  *   (copies that are COPY_DOOMED are outside the two laws of closure)
- *   - FULL groups, block node: the parent of a READY copy is READY there: a
- *     write that is over before its parent's stays WRITING until that is over
- *   - page.children holds page.nr_children pages, by their sibling member
+ *   - closure, block node: the parent of a READY copy is READY there: a write
+ *     that is over before its parent's stays WRITING until that is over
+ *   - page.children holds the pages whose parent it is, by their sibling member;
+ *     page.nr_bound = those of them that are bound to it;
+ *     copy.nr_bound = those of these with a copy, not NONE, on this node
  *   - memory pool: dirty holds the nr_dirty READY copies of pages that have no
  *     READY copy below
  *   - a frame is in exactly one place: its extent's free stack, an engine's
@@ -56,7 +57,7 @@ struct page_slab;			/* page.c */
  * @frame:	memory pools
  * @slot:	block pools
  * @crc:	block pools: checksum that a read must show
- * @nr_children: pages whose parent this page is and that have a copy here
+ * @nr_bound:	pages that are bound to this one and have a copy here
  * @refs:	I/O that uses it as source: not dropped meanwhile (hand-over
  *		references are the frame's: frame_meta.refs; frame_isolate() refuses
  *		on either)
@@ -72,7 +73,7 @@ struct copy {
 	struct node_slot slot;
 	uint32_t	frame;
 	uint32_t	crc;
-	uint32_t	nr_children;
+	uint32_t	nr_bound;
 	uint16_t	refs;
 	uint8_t		state;
 	uint8_t		flags;
@@ -91,7 +92,7 @@ struct copy {
 /**
  * struct page - a page
  * @key:	as four words, the index's form
- * @parent:	NULL for a root; FULL groups keep it alive by closure
+ * @parent:	NULL for a root; kept alive by closure if the page is bound to it
  * @crc:	CRC32C of the data if PAGE_CRC
  * @copy:	one per node of mm
  */
@@ -103,7 +104,7 @@ struct page {
 	struct list	children;	/* their sibling */
 	struct list	sibling;
 	struct mm_client *publisher;	/* compared only, never followed */
-	uint32_t	nr_children;
+	uint32_t	nr_bound;
 	uint32_t	raw_bytes;
 	uint32_t	pos;
 	uint32_t	cost_us;
@@ -119,9 +120,10 @@ struct page {
 #define PAGE_CRC	2u	/* @crc holds, for every copy */
 #define PAGE_BAD	4u	/* being dropped everywhere: not found any more, its
 				   index lines are gone and may be another page's */
-#define PAGE_FULL	8u	/* of a FULL group: closure rules hold */
-#define PAGE_ORPHAN	16u	/* of a FULL group, not BAD, and its parent was freed
-				   before it: a breach that mm_check() reports */
+#define PAGE_BOUND	8u	/* is no use without its parent: closure holds. All
+				   of FULL groups, and the parts of a blob */
+#define PAGE_ORPHAN	16u	/* BOUND, not BAD, and its parent was freed before
+				   it: a breach that mm_check() reports */
 
 /* One node, as mm runs it. */
 struct mm_node {

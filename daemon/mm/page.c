@@ -197,7 +197,9 @@ struct page *page_create(struct mm_space *sp, uint16_t group,
 	memcpy(pg->key, key, sizeof(pg->key));
 	pg->space = sp;
 	pg->group = group;
-	pg->flags = flags | (g->rule == KVMM_FULL ? PAGE_FULL : 0);
+	pg->flags = flags;
+	if (g->rule == KVMM_FULL && !(flags & PAGE_ROOT))
+		pg->flags |= PAGE_BOUND;
 	pg->raw_bytes = sp->desc.cls[g->class_ix].page_bytes;
 	list_init(&pg->children);
 	list_init(&pg->sibling);
@@ -205,7 +207,7 @@ struct page *page_create(struct mm_space *sp, uint16_t group,
 		list_init(&pg->copy[i].link);
 	if (parent) {
 		pg->parent = parent;
-		parent->nr_children++;
+		parent->nr_bound += page_bound(pg);
 		list_add_tail(&parent->children, &pg->sibling);
 	}
 
@@ -218,7 +220,7 @@ static void page_orphan(struct page *pg)
 {
 	list_del(&pg->sibling);
 	pg->parent = NULL;
-	if ((pg->flags & PAGE_FULL) && !(pg->flags & PAGE_BAD))
+	if ((pg->flags & PAGE_BOUND) && !(pg->flags & PAGE_BAD))
 		pg->flags |= PAGE_ORPHAN;
 }
 
@@ -231,7 +233,7 @@ void page_put(struct page *pg)
 	while (!list_empty(&pg->children))
 		page_orphan(list_first(&pg->children, struct page, sibling));
 	if (pg->parent) {
-		pg->parent->nr_children--;
+		pg->parent->nr_bound -= page_bound(pg);
 		list_del(&pg->sibling);
 	}
 	hash_del(pg);
@@ -408,8 +410,8 @@ static void copy_unready(struct page *pg, struct mm_node *nd, struct copy *c)
 static void copy_count(struct page *pg, struct mm_node *nd, int by)
 {
 	pg->nr_copies += by;
-	if (pg->parent)
-		pg->parent->copy[nd->ix].nr_children += by;
+	if (page_bound(pg))
+		pg->parent->copy[nd->ix].nr_bound += by;
 }
 
 void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)

@@ -169,7 +169,7 @@ static int pub_validate(const struct pub_op *op, const struct ring_pub *pub,
 	if (pub->group >= sp->desc.ngroups ||
 	    sp->desc.group[pub->group].class_ix != p->cls)
 		return -EINVAL;
-	if (pub->flags & ~(KVMM_PUB_ROOT | KVMM_PUB_CRC))
+	if (pub->flags & ~(KVMM_PUB_ROOT | KVMM_PUB_CRC | RING_PUB_BOUND))
 		return -EINVAL;
 	if (!frame_live(p, pub->frame) || pub->frame < p->per_extent)
 		return -EINVAL;
@@ -220,6 +220,13 @@ static void crc_agree(struct page *pg, const struct ring_pub *pub)
 		pg->flags &= ~PAGE_CRC;
 }
 
+static uint8_t page_flags(const struct ring_pub *pub)
+{
+	if (pub->flags & KVMM_PUB_ROOT)
+		return PAGE_ROOT;
+	return pub->flags & RING_PUB_BOUND ? PAGE_BOUND : 0;
+}
+
 static enum pub_wait pub_seal(struct pub_op *op, uint32_t i,
 			      const struct ring_pub *pub, struct page *pg,
 			      const uint64_t key[4], struct page *parent)
@@ -228,7 +235,7 @@ static enum pub_wait pub_seal(struct pub_op *op, uint32_t i,
 
 	if (!pg) {
 		pg = page_create(op->space, pub->group, key, parent,
-				 pub->flags & KVMM_PUB_ROOT ? PAGE_ROOT : 0);
+				 page_flags(pub));
 		if (!pg)
 			return pub_result(op, i, -ENOMEM);
 		pg->pos = pub->pos;
@@ -245,6 +252,12 @@ static enum pub_wait pub_seal(struct pub_op *op, uint32_t i,
 	p->nd->c.pgpublish++;
 	result_set(op, i, 0, pub->frame);
 	return PUB_DONE;
+}
+
+static bool needs_parent(const struct mm_space *sp, const struct ring_pub *pub)
+{
+	return sp->desc.group[pub->group].rule == KVMM_FULL ||
+	       (pub->flags & RING_PUB_BOUND);
 }
 
 static bool step_is_due(struct pub_op *op, uint64_t after)
@@ -274,6 +287,10 @@ static enum pub_wait pub_try(struct pub_op *op, uint32_t i,
 	pg = page_find(sp, pub->group, key);
 	if (pg && pg->copy[nd->ix].state == COPY_READY)
 		return pub_exists(op, i, pg);
+	if (pg && (pub->flags & RING_PUB_BOUND)) {
+		nd->c.pgpublish_exist++;
+		return pub_result(op, i, -EEXIST);
+	}
 	if (pg && pg->copy[nd->ix].state != COPY_NONE &&
 	    !fetch_abandon(pg, nd))
 		return PUB_LOAD;
@@ -284,7 +301,7 @@ static enum pub_wait pub_try(struct pub_op *op, uint32_t i,
 	pub_words(pub->parent, up);
 	if (!pg && !(pub->flags & KVMM_PUB_ROOT) && !key_is_zero(up)) {
 		parent = page_find(sp, pub->group, up);
-		if (!parent && sp->desc.group[pub->group].rule == KVMM_FULL) {
+		if (!parent && needs_parent(sp, pub)) {
 			*blocker = pending_find(sp, pub->group, up);
 			if (*blocker && *blocker != en)
 				return PUB_PARENT;

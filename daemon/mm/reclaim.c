@@ -6,11 +6,11 @@
  * In memory:
  *
  *	pinned, referenced	stays; a pinned one is told to the policy as used
- *	has a child here	stays (FULL groups): leaves leave first
+ *	a page is bound to it	stays: leaves leave first
  *	READY below		isolated and dropped, no I/O: clean
  *	being written		stays until that is over; a later pass drops it
  *	else			is written, and stays READY meanwhile: dirty
- *	nobody takes it		dropped for good if it has no child anywhere
+ *	nobody takes it		dropped for good if none is bound to it
  *
  * Nobody takes it: there is no node below, it is failing, full of what cannot
  * go, or read-only; the medium refused this very page; or so much is on its way
@@ -62,8 +62,7 @@ static void policy_touch(struct mm_pool *p, struct page *pg)
 
 static bool has_child_here(const struct page *pg, const struct mm_node *nd)
 {
-	return (pg->flags & (PAGE_FULL | PAGE_BAD)) == PAGE_FULL &&
-	       pg->copy[nd->ix].nr_children &&
+	return !(pg->flags & PAGE_BAD) && pg->copy[nd->ix].nr_bound &&
 	       !mm_broken(nd->mm, MM_BREAK_CLOSURE);
 }
 
@@ -131,7 +130,7 @@ bool copy_drop_last(struct page *pg, struct mm_node *nd)
 {
 	bool elsewhere = lives_elsewhere(pg, nd);
 
-	if (!elsewhere && (pg->flags & PAGE_FULL) && pg->nr_children &&
+	if (!elsewhere && pg->nr_bound &&
 	    !mm_broken(nd->mm, MM_BREAK_CLOSURE))
 		return false;
 	if (!elsewhere && pg->nr_copies > 1)
@@ -151,8 +150,8 @@ bool slot_evictable(const struct page *pg, const struct mm_node *nd)
 
 	if (!copy_good(c) || c->refs || has_child_here(pg, nd))
 		return false;
-	return pg->nr_copies > 1 || !(pg->flags & PAGE_FULL) ||
-	       !pg->nr_children || mm_broken(nd->mm, MM_BREAK_CLOSURE);
+	return pg->nr_copies > 1 || !pg->nr_bound ||
+	       mm_broken(nd->mm, MM_BREAK_CLOSURE);
 }
 
 /* -- one page ---------------------------------------------------------------- */
@@ -264,7 +263,8 @@ static unsigned int climb(struct scan *s, struct mm_pool *p, struct page *pg,
 		struct page *down = NULL;
 
 		list_for_each_entry(child, &pg->children, sibling) {
-			if (page_copy(child, nd)->state != COPY_READY)
+			if (!page_bound(child) ||
+			    page_copy(child, nd)->state != COPY_READY)
 				continue;
 			down = child;
 			break;
@@ -274,7 +274,7 @@ static unsigned int climb(struct scan *s, struct mm_pool *p, struct page *pg,
 		pg = down;
 	}
 	while (pg && n < max && page_copy(pg, nd)->state == COPY_READY) {
-		struct page *parent = pg->parent;
+		struct page *parent = page_bound(pg) ? pg->parent : NULL;
 
 		if (consider(s, p, pg) != KVMM_POLICY_TAKEN)
 			break;

@@ -47,13 +47,6 @@ static inline struct mm_node *node_lower(const struct mm_node *nd)
 	return lo->mem ? NULL : lo;
 }
 
-/* Must @pg's parent be where @pg is? */
-static inline bool page_closed(const struct page *pg)
-{
-	return (pg->flags & (PAGE_FULL | PAGE_ROOT)) == PAGE_FULL &&
-	       pg->parent;
-}
-
 /* Has somebody written to it since it was published? @crc: of its data now. */
 static inline bool page_breached(const struct page *pg, uint32_t crc)
 {
@@ -84,8 +77,8 @@ bool slot_evictable(const struct page *pg, const struct mm_node *nd);
 /* Drop a memory copy, a READY one below being its heir. False: it is held. */
 bool copy_drop_clean(struct page *pg, struct mm_node *nd);
 /*
- * Drop a memory copy with nothing below it: the last one only of a page without
- * children. False: it is held, or has some.
+ * Drop a memory copy with nothing below it: the last one only of a page that
+ * none is bound to. False: it is held, or some are.
  */
 bool copy_drop_last(struct page *pg, struct mm_node *nd);
 /* Evict a leaf under @pg, and what becomes a leaf by that; at most @max. */

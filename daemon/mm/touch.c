@@ -112,23 +112,43 @@ int mm_asked(struct mm_space *sp, const struct ring_sqe *sqe,
 	return 0;
 }
 
-void mm_report(struct mm_client *c, struct mm_space *sp,
-	       const struct ring_key *key, uint32_t verdict)
+static void count_report(struct page *pg)
 {
-	struct mm *mm = sp->mm;
-	struct page *pg;
-	uint64_t k[4];
+	struct mm *mm = pg->space->mm;
 	unsigned int i;
 
-	if (verdict != KVMM_BAD || key->group >= sp->desc.ngroups)
+	pg->strikes++;
+	for (i = 0; i < mm->nr_nodes; i++)
+		if (pg->copy[i].state != COPY_NONE)
+			mm->node[i].c.pgreport++;
+}
+
+/* A chain of a FULL group is worth something up to any page; a blob is not. */
+static struct page *whole(struct page *pg)
+{
+	if (pg->space->desc.group[pg->group].rule == KVMM_FULL)
+		return pg;
+	while (page_bound(pg))
+		pg = pg->parent;
+	return pg;
+}
+
+void mm_report(struct mm_client *c, struct mm_space *sp,
+	       const struct ring_key *key, uint64_t verdict)
+{
+	struct page *pg;
+	uint64_t k[4];
+
+	if (verdict != KVMM_BAD &&
+	    (verdict != RING_UNDO || c->o.rights != KVMM_RW))
+		return;
+	if (key->group >= sp->desc.ngroups)
 		return;
 	memcpy(k, key->key, sizeof(k));
 	pg = page_find(sp, key->group, k);
 	if (!pg)
 		return;
-	pg->strikes++;
-	for (i = 0; i < mm->nr_nodes; i++)
-		if (pg->copy[i].state != COPY_NONE)
-			mm->node[i].c.pgreport++;
-	page_drop_all(pg);
+	if (verdict == KVMM_BAD)
+		count_report(pg);
+	page_drop_all(whole(pg));
 }

@@ -323,7 +323,7 @@ static void settle(struct page *pg, struct mm_node *to)
 	struct page *child;
 	struct wback *wb;
 
-	if (page_closed(pg)) {
+	if (page_bound(pg)) {
 		const struct copy *up = page_copy(pg->parent, to);
 
 		if (up->state == COPY_WRITING && !(up->flags & COPY_DOOMED))
@@ -337,11 +337,9 @@ static void settle(struct page *pg, struct mm_node *to)
 	while ((wb = list_first(&ready, struct wback, link))) {
 		pg = wb->pg;
 		wback_ready(wb);
-		if (!(pg->flags & PAGE_FULL))
-			continue;
 		list_for_each_entry(child, &pg->children, sibling) {
 			c = page_copy(child, to);
-			if (c->state == COPY_WRITING && c->wb->over &&
+			if (page_bound(child) && c->state == COPY_WRITING && c->wb->over &&
 			    !(c->flags & COPY_DOOMED))
 				list_add_tail(&ready, &c->wb->link);
 		}
@@ -443,7 +441,7 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 	if (err)
 		goto err_free;
 	/* what left the node for this slot may have been an ancestor */
-	if (page_closed(pg)) {
+	if (page_bound(pg)) {
 		const struct copy *up = page_copy(pg->parent, to);
 
 		err = up->state == COPY_NONE || (up->flags & COPY_DOOMED) ?
@@ -495,7 +493,7 @@ int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
 		if (page_copy(pg, nd)->flags & COPY_WFAIL)
 			return -EIO;
 		chain[n++ % TIER_BATCH] = pg;
-		if (!page_closed(pg))
+		if (!page_bound(pg))
 			break;
 		if (page_copy(pg->parent, lo)->state != COPY_NONE) {
 			above = pg->parent;

@@ -514,7 +514,7 @@ static void do_report(struct session *ss, const struct ring_sqe *e)
 
 	if (sp && mm_space_attached(sp, ss->mc))
 		mm_report(ss->mc, sp, (const void *)ss->server->scratch,
-			  (uint32_t)e->arg);
+			  e->arg);
 }
 
 /* A detach is no lie, so a space that is gone gets no answer. */

@@ -45,12 +45,12 @@ static void must_say(const char *what)
 
 static void children_that_are_miscounted(void **state)
 {
-	head->nr_children++;
+	head->nr_bound++;
 	must_say("children");
-	head->nr_children--;
-	head->copy[0].nr_children--;
+	head->nr_bound--;
+	head->copy[0].nr_bound--;
 	must_say("children on node 0");
-	head->copy[0].nr_children++;
+	head->copy[0].nr_bound++;
 }
 
 static void page_whose_parent_is_nowhere(void **state)

@@ -62,15 +62,15 @@ static void children_are_counted_where_they_are(void **state)
 	mr_put(a, 1, 0, 2);
 	head = mr_page(a, 1, 0);
 	tail = mr_page(a, 1, 1);
-	assert_int_equal(head->nr_children, 1);
-	assert_int_equal(head->copy[0].nr_children, 1);
-	assert_int_equal(head->copy[1].nr_children, 0);
+	assert_int_equal(head->nr_bound, 1);
+	assert_int_equal(head->copy[0].nr_bound, 1);
+	assert_int_equal(head->copy[1].nr_bound, 0);
 	write_down(tail);	/* takes its parent along */
-	assert_int_equal(head->copy[1].nr_children, 1);
+	assert_int_equal(head->copy[1].nr_bound, 1);
 	assert_int_equal(head->copy[1].state, COPY_READY);
 	page_drop_copy(tail, hi);
-	assert_int_equal(head->copy[0].nr_children, 0);
-	assert_int_equal(head->nr_children, 1);
+	assert_int_equal(head->copy[0].nr_bound, 0);
+	assert_int_equal(head->nr_bound, 1);
 }
 
 static void page_is_clean_while_a_copy_lives_below(void **state)

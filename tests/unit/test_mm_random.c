@@ -45,6 +45,7 @@ static struct fake_blk *blk;
 static struct hand hand[NR];
 static struct rng rng;
 static uint64_t next_tag;
+static uint8_t rule;
 static uint64_t sealed, fetched, exists, deaths, wrong;
 
 static uint32_t roll(uint32_t n)
@@ -74,13 +75,23 @@ static struct mm_pool *pool_of(const struct hand *h)
 	return h->c->win->pool;
 }
 
+static void attach(struct rig_client *c)
+{
+	const struct rig_group g = { rule, PAGE };
+	uint8_t buf[DESC_MAX_BYTES];
+	size_t len = mr_desc(buf, "random", &g, 1);
+	struct errmsg e;
+
+	assert_int_equal(mm_attach(c->mc, buf, len, 0, &c->space, &e), 0);
+}
+
 static void newcomer(unsigned int n)
 {
 	struct hand *h = &hand[n];
 
 	memset(h, 0, sizeof(*h));
 	h->c = mr_client(&rig, n, KVMM_RW);
-	mr_attach(h->c, "random", PAGE);
+	attach(h->c);
 	mr_win(h->c, 0);
 }
 
@@ -138,6 +149,8 @@ static void do_publish(struct hand *h)
 			p[n].crc = roll(8) ? kvmm_crc32c(0,
 				frame_addr(pool_of(h), f), PAGE) : 1;
 		}
+		if (rule != KVMM_FULL && roll(3))
+			p[n].flags |= RING_PUB_BOUND;
 		h->sent[h->nr_sent].frame[n++] = f;
 	}
 	sqe.n = n;
@@ -275,7 +288,7 @@ static void do_report(struct hand *h)
 	struct ring_key k = { .group = 0 };
 
 	mr_key(k.key, roll(CHAINS), roll(DEPTH));
-	mm_report(h->c->mc, h->c->space, &k, KVMM_BAD);
+	mm_report(h->c->mc, h->c->space, &k, roll(2) ? KVMM_BAD : RING_UNDO);
 }
 
 static void do_die(unsigned int n)
@@ -390,11 +403,12 @@ static void run(uint64_t seed, unsigned int rounds)
 	assert_int_equal(wrong, 0);
 }
 
-static void laws_hold_under_random_operations(void **state)
+static void many(uint8_t of_rule)
 {
 	unsigned int i, runs = test_long() ? 100 : 4;
 	uint64_t s = 0, f = 0, x = 0, d = 0;
 
+	rule = of_rule;
 	for (i = 0; i < runs; i++) {
 		run(test_seed() + i, 600);
 		s += sealed;
@@ -412,10 +426,22 @@ static void laws_hold_under_random_operations(void **state)
 	assert_true(d > 0);
 }
 
+static void laws_hold_under_random_operations(void **state)
+{
+	many(KVMM_FULL);
+}
+
+/* A group whose pages are bound to their parents or not, as it happens. */
+static void laws_hold_where_some_are_bound(void **state)
+{
+	many(KVMM_LAST);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(laws_hold_under_random_operations),
+		cmocka_unit_test(laws_hold_where_some_are_bound),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
