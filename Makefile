@@ -49,10 +49,12 @@ WARN	+= -Wthread-safety
 endif
 
 # Baseline x86-64: what a newer CPU offers is chosen at run time. Shared memory
-# is viewed through several types, hence no strict aliasing.
+# is viewed through several types, hence no strict aliasing. A product is rounded
+# before it is added, so that floats are the same with any instruction set.
 COMMON	:= -std=gnu11 -D_GNU_SOURCE -DKVMM_VERSION_STRING='"$(VERSION)"' \
 	   -I. -Ilibkvmm/include -g -fPIC -fvisibility=hidden \
-	   -fno-strict-aliasing -fstack-protector-strong -pthread $(WARN)
+	   -fno-strict-aliasing -ffp-contract=off -fstack-protector-strong \
+	   -pthread $(WARN)
 OPT	:= -O2
 HARDEN	:= -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2
 INSTR	:=
