@@ -107,7 +107,9 @@ DAEMON_SRC	:= $(filter-out daemon/main.c,$(wildcard daemon/*.c \
 BUILTIN_SRC	:= $(wildcard policies/lru.c)
 # Everything but main(), as tests and benches link it.
 ALL_SRC		:= $(IPC_SRC) $(LIB_SRC) $(DAEMON_SRC) $(KERN_SRC) $(BUILTIN_SRC)
-HELP_SRC	:= $(wildcard tests/lib/*.c)
+# The small inference engine of the tests; its programs have a main() each.
+ENGINE_SRC	:= $(filter-out tests/engine/engine.c %_main.c,$(wildcard tests/engine/*.c))
+HELP_SRC	:= $(wildcard tests/lib/*.c) $(ENGINE_SRC)
 UNIT_SRC	:= $(wildcard tests/unit/test_*.c)
 INTEG_SRC	:= $(wildcard tests/integration/test_*.c)
 # Always sanitized, so an instrumented build need not have them once more.
