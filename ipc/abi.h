@@ -38,6 +38,7 @@
 #define KVMM_MAX_GROUPS		8	/* groups of a space */
 #define KVMM_MAX_SEGS		1024	/* segments of a class */
 #define KVMM_MAX_WORLD		64	/* members of an engine that have a step word */
+#define KVMM_MAX_GANG		8	/* parts of a gang node's frames */
 #define KVMM_MAX_FRAMES		(1u << 30) /* frames of one table */
 #define KVMM_MAX_BATCH		4096	/* pages in one submission */
 #define KVMM_MAX_STR		256	/* bytes of a name in a descriptor */

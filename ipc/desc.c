@@ -521,6 +521,29 @@ const char *desc_diff(const struct desc *a, const struct desc *b)
 	return field;
 }
 
+uint32_t desc_part_bytes(const struct desc_seg *s, uint32_t world)
+{
+	return s->shard == KVMM_STRIPE ? s->bytes / world : s->bytes;
+}
+
+static_assert(DESC_MAX_PAGE + (uint64_t)KVMM_MAX_SEGS * DESC_MAX_ALIGN <=
+	      UINT32_MAX, "a part's length fits");
+
+uint32_t desc_part(const struct desc_class *c, uint32_t world, uint32_t *off)
+{
+	uint32_t at = 0, i;
+
+	for (i = 0; i < c->nsegs; i++) {
+		const struct desc_seg *s = &c->segs[i];
+
+		at = round_up(at, s->align);
+		if (off)
+			off[i] = at;
+		at += desc_part_bytes(s, world);
+	}
+	return at;
+}
+
 void desc_space_id(const uint8_t *buf, size_t len, const char *tenant,
 		   uint8_t id[32])
 {

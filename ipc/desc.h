@@ -84,6 +84,22 @@ void desc_fini(struct desc *d);
  */
 const char *desc_diff(const struct desc *a, const struct desc *b);
 
+/**
+ * desc_part() - how a rank's part of a page lies in memory, on a gang
+ * @off:	filled in: offset of each segment in the part; may be NULL
+ *
+ * In the order of the segments: of a stripe the equal share of one rank, of a
+ * mirror all of it, each where its own alignment allows. The same for all
+ * ranks; for a world of one it is the page itself.
+ *
+ * Return: bytes of the part. At most the page's, and a segment's largest
+ * alignment for each segment more.
+ */
+uint32_t desc_part(const struct desc_class *c, uint32_t world, uint32_t *off);
+
+/** desc_part_bytes() - of one segment */
+uint32_t desc_part_bytes(const struct desc_seg *s, uint32_t world);
+
 /** desc_space_id() - the identity of @buf under @tenant */
 void desc_space_id(const uint8_t *buf, size_t len, const char *tenant,
 		   uint8_t id[32]);

@@ -286,6 +286,47 @@ static void a_space_is_its_descriptor_and_its_tenant(void **state)
 	assert_memory_not_equal(id, other, 32);
 }
 
+static void a_part_is_the_page_where_the_world_is_one(void **state)
+{
+	struct errmsg e;
+	struct desc d;
+	uint32_t off[2];
+	struct one o;
+
+	fill(&o);
+	o.d.world = 1;
+	assert_int_equal(desc_decode(buf, desc_encode(&o.d, buf, &e), &d, &e),
+			 0);
+	assert_int_equal(desc_part(&d.cls[0], 1, off), 2048);
+	assert_int_equal(off[0], 0);
+	assert_int_equal(off[1], 1024);
+	assert_int_equal(desc_part(&d.cls[1], 1, NULL), 4160);
+	desc_fini(&d);
+}
+
+static void a_part_has_a_share_of_stripes_and_all_of_mirrors(void **state)
+{
+	struct errmsg e;
+	struct desc d;
+	uint32_t off[2];
+	struct one o;
+
+	fill(&o);
+	o.seg[1][0].shard = KVMM_STRIPE;
+	o.seg[1][1].align = 512;
+	assert_int_equal(desc_decode(buf, desc_encode(&o.d, buf, &e), &d, &e),
+			 0);
+	assert_int_equal(desc_part(&d.cls[0], 4, off), 512);
+	assert_int_equal(off[1], 256);
+	/* 4096 / 4, then at the next multiple of 512, all 64 */
+	assert_int_equal(desc_part(&d.cls[1], 4, off), 1024 + 64);
+	assert_int_equal(off[1], 1024);
+	d.cls[1].segs[0].bytes = 4 * 1000;
+	assert_int_equal(desc_part(&d.cls[1], 4, off), 1024 + 64);
+	assert_int_equal(off[1], 1024);
+	desc_fini(&d);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -298,6 +339,8 @@ int main(void)
 		cmocka_unit_test(names_may_be_in_any_script),
 		cmocka_unit_test(the_first_difference_is_named),
 		cmocka_unit_test(a_space_is_its_descriptor_and_its_tenant),
+		cmocka_unit_test(a_part_is_the_page_where_the_world_is_one),
+		cmocka_unit_test(a_part_has_a_share_of_stripes_and_all_of_mirrors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
