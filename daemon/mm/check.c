@@ -384,7 +384,7 @@ static int check_memory_pool(const struct mm_pool *p, uint64_t *bytes,
 		if (err)
 			return err;
 	}
-	*bytes += (uint64_t)p->extents_coming * p->per_extent * p->stride;
+	*bytes += p->extents_coming * pool_extent_bytes(p);
 	if (nr != p->nr_extents || going != p->extents_going ||
 	    p->nr_frames != nr * p->per_extent)
 		return broken(e, "%u extents, %u going; counted as %u, %u and %u frames",

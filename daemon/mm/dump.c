@@ -47,6 +47,7 @@ void mm_node_stat(struct mm *mm, unsigned int node, struct mm_node_stat *st)
 		.node		= nd->node,
 		.kind		= nd->kind,
 		.below		= nd->below,
+		.gang		= nd->gang,
 		.bytes_extents	= nd->node->used,
 		.bytes_pages	= nd->bytes_pages,
 		.c		= nd->c,
@@ -301,9 +302,10 @@ static uint64_t space_metadata(const struct mm_space *sp)
 				 sp->index->nr_lines));
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
-			bytes += (uint64_t)sp->pool[c][n]->nr_frames *
-				 (sizeof(struct frame_record) +
-				  sizeof(struct frame_meta) + 8 + 4);
+			if (sp->pool[c][n])
+				bytes += (uint64_t)sp->pool[c][n]->nr_frames *
+					 (sizeof(struct frame_record) +
+					  sizeof(struct frame_meta) + 8 + 4);
 	return bytes;
 }
 
@@ -329,8 +331,9 @@ static void space_info(const struct mm_space *sp, struct mm_space_info *si)
 	memcpy(si->id, sp->id, sizeof(si->id));
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
-			si->bytes[n] += sp->pool[c][n]->nr_pages *
-					sp->pool[c][n]->page_bytes;
+			if (sp->pool[c][n])
+				si->bytes[n] += sp->pool[c][n]->nr_pages *
+						sp->pool[c][n]->page_bytes;
 }
 
 void mm_for_each_space(struct mm *mm,

@@ -5,7 +5,10 @@
  * One flight per (page, node); all who wait hang on it. It goes through
  *
  *	waiting	 it has no frame yet: in pool->load_wait, the copy still NONE
- *	loading	 frame and I/O are out, the copy LOADING
+ *	loading	 it has a frame, the copy is LOADING, and in turn
+ *		 - staging: to a gang, it waits for a buffer (stage.c)
+ *		 - flying: the I/O is out
+ *		 - copying: a worker copies from memory, or scatters from the buffer
  *	over	 the copy READY, or NONE again
  *	abandoned loading, but somebody published the page meanwhile: the copy
  *		 is what that made it, and the frame goes back with the I/O
@@ -18,7 +21,8 @@
  *
  * An I/O ends in two steps (struct node_io): answers are given in the first, and
  * frame and reference go back in the second, when neither kernel nor workers use
- * them any more. Between the two a late flight may be joined again, and a read
+ * them any more. To a gang the answer waits for the scattering, too: all parts are
+ * there, or none is. Between the two a late flight may be joined again, and a read
  * that was late and good arrives like any other.
  *
  * Frames. Loads may take the reserve, which stores cannot. Without a free frame
@@ -36,7 +40,6 @@
 #include <stdlib.h>
 
 #include "daemon/mm/flight.h"
-#include "kernels/kernels.h"
 
 #define LOAD_SCAN	256u		/* pages a direct reclaim looks at */
 #define FULL_NS		NSEC_PER_MSEC	/* a pool full of pins stays so */
@@ -45,8 +48,10 @@
 /**
  * struct flight - a page on its way to a node
  * @link:	in mm->flights
- * @pool_link:	in the pool's load_wait while it has no frame
- * @from_frame, @src: where it is copied from, when @from is memory
+ * @pool_link:	in the pool's load_wait while it has no frame, in mm->stage.wait
+ *		while it has one and waits for a buffer
+ * @from_frame:	where it is copied from, when @from is memory
+ * @flying:	the I/O is handed in and not released
  * @frame:	0 while waiting
  * @give_up_ns:	until when it waits for a frame
  * @deadline_ns: of the latest waiter
@@ -55,6 +60,8 @@
  * @arrived:	READY
  * @abandoned:	the page is not its any more, the frame is
  * @sum:	copied: compute @crc, that of the bytes that arrived
+ * @stage:	to a gang from a block node: what the I/O reads into
+ * @src, @dst:	copying
  */
 struct flight {
 	struct list	link;
@@ -64,9 +71,10 @@ struct flight {
 	struct mm_node	*from, *to;
 	uint32_t	from_frame, frame;
 	uint64_t	give_up_ns, deadline_ns;
-	bool		began, answered, arrived, abandoned, sum;
+	bool		flying, began, answered, arrived, abandoned, sum;
 	uint32_t	crc;
-	const void	*src;
+	struct stage	*stage;
+	struct image	src, dst;
 	struct node_io	io;
 	struct work	copy;
 	uint8_t		ident[PAGE_IDENT_BYTES];
@@ -145,13 +153,14 @@ static void flight_end(struct flight *fl, int result)
 {
 	struct mm_pool *p = page_pool(fl->pg, fl->to);
 	struct copy *c = page_copy(fl->pg, fl->to);
+	struct mm *mm = fl->to->mm;
 	bool freed = false;
 
 	flight_answer(fl, result == -EAGAIN ? -EAGAIN : -ENOENT);
 	if (c->flight == fl)
 		c->flight = NULL;
+	list_del(&fl->pool_link);
 	if (!fl->frame) {
-		list_del(&fl->pool_link);
 		p->want--;
 	} else if (!fl->arrived) {
 		if (!fl->abandoned)
@@ -162,9 +171,11 @@ static void flight_end(struct flight *fl, int result)
 	}
 	source_put(fl);
 	list_del(&fl->link);
+	stage_put(mm, fl->stage);
 	free(fl);
 	if (freed)
 		pool_feed(p);
+	flights_staged(mm);
 }
 
 /* The bytes are there. Not kept: nobody may find it, or nobody needs it. */
@@ -205,19 +216,28 @@ static void read_done(struct node_io *io, int result)
 {
 	struct flight *fl = io->arg;
 
+	if (result_good(fl, result)) {
+		if (!fl->stage)
+			flight_arrive(fl);
+		return;
+	}
 	fl->answered = true;
-	if (result_good(fl, result))
-		flight_arrive(fl);
-	else if (result != -ECANCELED)	/* whoever joined since: see below */
+	if (result != -ECANCELED)	/* whoever joined since: see below */
 		flight_answer(fl, -ENOENT);
 }
 
 static void flight_submit(struct flight *fl);
+static void flight_copy(struct flight *fl, struct image src);
 
 static void read_release(struct node_io *io)
 {
 	struct flight *fl = io->arg;
 
+	fl->flying = false;
+	if (result_good(fl, io->result) && fl->stage) {
+		flight_copy(fl, image_flat(fl->stage->mem, io->len));
+		return;
+	}
 	if (io->late && !fl->arrived && result_good(fl, io->result))
 		flight_arrive(fl);
 	if (io->result == -ECANCELED && !list_empty(&fl->waiters) &&
@@ -249,9 +269,9 @@ static void copy_fn(struct work *w)
 {
 	struct flight *fl = container_of(w, struct flight, copy);
 
-	memcpy(fl->io.addr, fl->src, fl->io.len);
+	image_copy(&fl->dst, &fl->src);
 	if (fl->sum)
-		fl->crc = kvmm_crc32c(0, fl->io.addr, fl->io.len);
+		fl->crc = image_crc(&fl->dst);
 }
 
 static void copy_done(struct work *w)
@@ -270,6 +290,19 @@ static void copy_done(struct work *w)
 	page_drop_breach(pg, from);
 }
 
+/* All that is left to do is to copy from @src, and a worker does that. */
+static void flight_copy(struct flight *fl, struct image src)
+{
+	struct mm_pool *p = page_pool(fl->pg, fl->to);
+
+	fl->src = src;
+	fl->dst = frame_image(p, fl->frame, src.len);
+	fl->copy = (struct work){ .fn = copy_fn, .done = copy_done };
+	/* what was read is what was written, and that was looked at */
+	fl->sum = fl->from->mem && (fl->pg->flags & PAGE_CRC);
+	work_submit(fl->to->mm->o.pool, &fl->copy);
+}
+
 /* -- a flight begins ------------------------------------------------------------ */
 
 static void flight_submit(struct flight *fl)
@@ -278,13 +311,20 @@ static void flight_submit(struct flight *fl)
 	const struct copy *src = page_copy(fl->pg, fl->from);
 	int err;
 
+	if (fl->from->mem) {
+		flight_copy(fl, frame_image(page_pool(fl->pg, fl->from),
+					    fl->from_frame,
+					    fl->pg->raw_bytes));
+		return;
+	}
 	fl->io = (struct node_io) {
 		.dir		= NODE_READ,
 		.prio		= NODE_PRIO_DEMAND,
 		.len		= fl->pg->raw_bytes,
 		.crc		= src->crc,
 		.slot		= src->slot,
-		.addr		= frame_addr(p, fl->frame),
+		.addr		= fl->stage ? fl->stage->mem :
+					      frame_addr(p, fl->frame),
 		.ident		= fl->ident,
 		.ident_len	= sizeof(fl->ident),
 		.deadline_ns	= fl->deadline_ns,
@@ -292,19 +332,43 @@ static void flight_submit(struct flight *fl)
 		.release	= read_release,
 		.arg		= fl,
 	};
-	if (fl->from->mem) {
-		fl->src = frame_addr(page_pool(fl->pg, fl->from),
-				     fl->from_frame);
-		fl->copy = (struct work){ .fn = copy_fn, .done = copy_done };
-		fl->sum = fl->pg->flags & PAGE_CRC;
-		work_submit(fl->to->mm->o.pool, &fl->copy);
-		return;
-	}
 	err = node_submit(fl->from->node, &fl->io);
 	fl->began = !err;
+	fl->flying = !err;
 	fl->answered = false;
 	if (err)
 		flight_end(fl, err);
+}
+
+/* Hand it in when it has what it needs: to a gang, a buffer. */
+static void flight_go(struct flight *fl)
+{
+	struct mm *mm = fl->to->mm;
+
+	if (!page_pool(fl->pg, fl->to)->shape || fl->from->mem) {
+		flight_submit(fl);
+		return;
+	}
+	list_add_tail(&mm->stage.wait, &fl->pool_link);
+	flights_staged(mm);
+}
+
+void flights_staged(struct mm *mm)
+{
+	struct flight *fl;
+
+	/* one that cannot be handed in ends, and comes here again */
+	if (mm->stage.serving)
+		return;
+	mm->stage.serving = true;
+	while ((fl = list_first(&mm->stage.wait, struct flight, pool_link))) {
+		fl->stage = stage_get(mm, fl->pg->raw_bytes, NODE_READ);
+		if (!fl->stage)
+			break;
+		list_del(&fl->pool_link);
+		flight_submit(fl);
+	}
+	mm->stage.serving = false;
 }
 
 /* @f is LOADING. @fl may be gone after this. */
@@ -318,7 +382,7 @@ static void flight_start(struct flight *fl, uint32_t f)
 	c->frame = f;
 	copy_set_state(fl->pg, fl->to, COPY_LOADING);
 	c->flight = fl;
-	flight_submit(fl);
+	flight_go(fl);
 }
 
 /* Is there still a reason and a source for a flight that has waited? */
@@ -398,7 +462,7 @@ void flight_join(struct flight_wait *w, struct flight *fl,
 	wait_add(w, fl);
 	fl->to->c.fetch_shared++;
 	fl->deadline_ns = max(fl->deadline_ns, deadline_ns);
-	if (fl->frame && !fl->from->mem) {
+	if (fl->flying) {
 		node_io_deadline(&fl->io, fl->deadline_ns);
 		node_io_raise(&fl->io, NODE_PRIO_DEMAND);
 	}
@@ -455,9 +519,9 @@ struct page *flight_leave(struct flight_wait *w)
 	w->fl = NULL;
 	if (!list_empty(&fl->waiters))
 		return pg;
-	if (!fl->frame)
+	if (!list_empty(&fl->pool_link))
 		flight_end(fl, -ECANCELED);
-	else if (!fl->from->mem)
+	else if (fl->flying)
 		node_io_cancel(&fl->io);	/* or it arrives cold */
 	return pg;
 }
@@ -494,8 +558,8 @@ void flights_stop(struct mm *mm)
 {
 	struct flight *fl;
 
-	/* those without a frame went with their last waiter */
+	/* those that wait for something went with their last waiter */
 	list_for_each_entry(fl, &mm->flights, link)
-		if (!fl->from->mem)
+		if (fl->flying)
 			node_io_cancel(&fl->io);
 }

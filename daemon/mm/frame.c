@@ -42,11 +42,22 @@ static enum frame_state state_of(const struct mm_pool *p, uint32_t f)
 	return frame_word_state(frame_word_of(p, f));
 }
 
-void *frame_addr(const struct mm_pool *p, uint32_t f)
+void *frame_part(const struct mm_pool *p, uint32_t f, uint32_t rank)
 {
 	char *base = p->extent[f / p->per_extent].ext->addr;
 
-	return base + (size_t)(f % p->per_extent) * p->stride;
+	return base + rank * pool_part_bytes(p) +
+	       (size_t)(f % p->per_extent) * p->stride;
+}
+
+struct image frame_image(const struct mm_pool *p, uint32_t f, uint32_t len)
+{
+	struct image im = { .sh = p->shape, .len = len };
+	uint32_t rank;
+
+	for (rank = 0; rank < p->parts; rank++)
+		im.part[rank] = frame_part(p, f, rank);
+	return im;
 }
 
 /* -- free stacks ----------------------------------------------------------- */

@@ -84,7 +84,7 @@ static uint64_t open_allowance(const struct mm_win *w)
 {
 	const struct mm_pool *p = w->pool;
 	const struct mm *mm = p->space->mm;
-	uint64_t frames = p->nd->node->capacity / p->stride;
+	uint64_t frames = pool_most_frames(p);
 	uint64_t most = frames, taken = p->nr_open + reserved_by_others(w);
 
 	if (mm->o.pin_limit_pct)

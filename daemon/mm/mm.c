@@ -37,6 +37,11 @@ static int node_init(struct mm *mm, unsigned int ix, struct errmsg *e)
 	nd->kind = o->kind;
 	nd->below = o->below;
 	nd->mem = o->node->kind == NODE_MEM;
+	nd->gang = o->gang;
+	if (nd->gang && (!nd->mem || nd->gang < 2 || nd->gang > KVMM_MAX_GANG))
+		return errmsg_set(e, -EINVAL,
+			"node %u: gang %u; nodes of memory may be gangs of 2 to %u",
+			ix, nd->gang, KVMM_MAX_GANG);
 	nd->size_max = max(o->size_max, o->node->capacity);
 	nd->extent_bytes = o->extent_bytes ? o->extent_bytes :
 		clamp(o->node->capacity / 1024, EXTENT_MIN_BYTES,

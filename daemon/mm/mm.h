@@ -73,11 +73,14 @@ struct mm_ops {
  * @size_max:	bytes that tables are sized for, >= capacity
  * @below:	index of the block node to demote to, %KVMM_NODE_NONE
  * @extent_bytes: 0 = clamp(capacity / 1024, 32 MiB, 1 GiB), less on small nodes
+ * @gang:	of memory: its frames are cut into so many parts, one a rank of
+ *		an engine of that world; sizes are of all parts together. 0: no
  */
 struct mm_node_opts {
 	struct node	*node;
 	uint8_t		kind;
 	uint8_t		below;
+	uint8_t		gang;
 	uint64_t	size_max;
 	uint64_t	extent_bytes;
 };
@@ -243,6 +246,10 @@ unsigned int mm_win_cls(const struct mm_win *w);
 unsigned int mm_win_node(const struct mm_win *w);
 /** mm_win_no() - the number that ring entries name; unique in its client */
 uint16_t mm_win_no(const struct mm_win *w);
+/** mm_win_part() - offset, within an extent, of what its client maps of it */
+uint64_t mm_win_part(const struct mm_win *w);
+/** mm_win_blind() - its client maps nothing: a member of a gang without a step */
+bool mm_win_blind(const struct mm_win *w);
 struct mm_win *mm_win_get(struct mm_client *c, uint16_t no);
 
 /**
@@ -250,7 +257,8 @@ struct mm_win *mm_win_get(struct mm_client *c, uint16_t no);
  * @no:		extent number, >= 1
  * @up:		true: map it
  * @fd:		@up only: mm's own, to be passed on, not kept; read-only for a
- *		read-only window
+ *		read-only window. -1: there is nothing to map, see
+ *		mm_win_blind(); the extent counts as mapped all the same
  */
 struct mm_extent_change {
 	uint32_t	no;
@@ -378,7 +386,7 @@ struct mm_counters {
 
 struct mm_node_stat {
 	struct node	*node;
-	uint8_t		kind, below;
+	uint8_t		kind, below, gang;
 	uint64_t	bytes_extents;	/* in extents or slots */
 	uint64_t	bytes_pages;	/* in READY pages */
 	uint64_t	frames, frames_free, frames_open, frames_loading;
@@ -483,6 +491,8 @@ struct mm_space_info {
 void mm_for_each_space(struct mm *mm,
 		       void (*fn)(const struct mm_space_info *si, void *arg),
 		       void *arg);
+/** mm_stage_bytes() - buffers that pages of gangs go through, in use or kept */
+uint64_t mm_stage_bytes(const struct mm *mm);
 /** mm_kept_bytes() - what is remembered of spaces that ended */
 uint64_t mm_kept_bytes(const struct mm *mm);
 

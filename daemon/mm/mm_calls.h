@@ -101,7 +101,15 @@ void frame_unref(struct mm_pool *p, uint32_t f);
 void frame_quarantine(struct mm_pool *p, uint32_t f);
 /* Pins over all attached window ledgers, seq_cst. */
 uint64_t frame_pins(const struct mm_pool *p, uint32_t f);
-void *frame_addr(const struct mm_pool *p, uint32_t f);
+/* A rank's part of a frame, p->stride bytes; @rank < p->parts. */
+void *frame_part(const struct mm_pool *p, uint32_t f, uint32_t rank);
+/* All of it, where the pool is no gang's. */
+static inline void *frame_addr(const struct mm_pool *p, uint32_t f)
+{
+	return frame_part(p, f, 0);
+}
+/* The first @len bytes of the page in @f, for whoever holds a reference. */
+struct image frame_image(const struct mm_pool *p, uint32_t f, uint32_t len);
 uint64_t frame_word_of(const struct mm_pool *p, uint32_t f);
 /*
  * Isolate, sum, decide. No pin, no reference (of the frame or of the page's

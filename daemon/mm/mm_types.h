@@ -27,12 +27,19 @@
  *     hands or magazine (OPEN, owner set), a page (LOADING, READY, ISOLATED),
  *     quarantine (QUARANTINE, owner set)
  *   - node.used = sum of extents (memory) or of slots (block)
+ *
+ * A node of memory may be a gang: each of its frames has a part for every rank
+ * of an engine, and all parts share the frame's number, word and page. Only
+ * spaces of the gang's world have pools there; sp->pool[cls][node] is NULL
+ * otherwise, and so is page_pool(). A page that has a copy on a node has a pool
+ * there.
  */
 #ifndef KVMM_DAEMON_MM_MM_TYPES_H
 #define KVMM_DAEMON_MM_MM_TYPES_H
 
 #include "daemon/mm/heap.h"
 #include "daemon/mm/mm.h"
+#include "daemon/mm/shape.h"
 #include "ipc/base/list.h"
 #include "ipc/index.h"
 
@@ -48,6 +55,7 @@ enum copy_state {
 struct flight;				/* flight.c: a read in flight */
 struct wback;				/* writeback.c: a write in flight */
 struct evac;				/* evacuate.c: an extent being emptied */
+struct stage;				/* stage.c: a buffer for a page of a gang */
 struct pub_entry;			/* publish.c: a page not yet sealed */
 struct page_slab;			/* page.c */
 
@@ -133,6 +141,7 @@ struct mm_node {
 	uint8_t		kind;
 	uint8_t		below;
 	bool		mem;		/* extents, mappable */
+	uint8_t		gang;		/* memory: parts of a frame; 0: whole */
 	uint64_t	size_max;
 	uint64_t	extent_bytes;
 	uint64_t	bytes_pages;
@@ -197,6 +206,11 @@ struct frame_meta {
 
 /**
  * struct mm_pool - (space, class, node)
+ * @parts:	of a frame: of a gang one a rank, else one
+ * @stride:	from frame to frame within a part. An extent is @parts times
+ *		@per_extent * @stride bytes: all frames' parts of rank 0, then
+ *		those of rank 1, ...
+ * @shape:	how a page is cut into parts; NULL: it lies there in order
  * @free:	free stacks, one an extent (struct mm_extent)
  * @free_map:	extents that have a free frame to hand out
  * @nr_free:	on the stacks of extents that stay
@@ -221,7 +235,9 @@ struct mm_pool {
 	struct list	node_link;
 
 	uint32_t	page_bytes;	/* of the class */
+	uint32_t	parts;
 	uint32_t	stride;
+	struct shape	*shape;
 	void		*policy;	/* instance memory */
 	uint64_t	nr_pages;	/* READY copies */
 	uint64_t	nr_dirty;	/* of them, without a copy below; memory */
@@ -447,6 +463,24 @@ struct mm_space {
 	struct list	link;
 };
 
+/**
+ * struct mm_stage - buffers for pages of gangs on their way (stage.c)
+ * @kept:	struct stage, for the next of their size
+ * @wait:	flights that wait for one: flight.pool_link
+ * @serving:	those are being served
+ * @out:	bytes in use, by direction
+ * @bytes:	that exist
+ * @idle_ns:	until when the kept ones are kept
+ */
+struct mm_stage {
+	struct list	kept;
+	struct list	wait;
+	bool		serving;
+	uint64_t	out[2];
+	uint64_t	bytes;
+	uint64_t	idle_ns;
+};
+
 struct mm {
 	struct mm_opts	o;
 	struct kvmm_hdr	*hdr;
@@ -461,6 +495,7 @@ struct mm {
 	struct list	flights;	/* flight.c: reads in flight */
 	struct heap	fetches;	/* fetch.c: operations, by deadline */
 	struct list	wbacks;		/* writeback.c: writes in flight */
+	struct mm_stage	stage;
 	struct list	closed;		/* window.c: of which something is left */
 	uint64_t	next_closed_ns;	/* 0: something changed, look now */
 	bool		stopping;	/* tier_stop(): no new I/O */
@@ -502,6 +537,30 @@ static inline bool mm_broken(const struct mm *mm, unsigned int which)
 #else
 	return false;
 #endif
+}
+
+/* Bytes of a part of an extent, and of all of it. */
+static inline uint64_t pool_part_bytes(const struct mm_pool *p)
+{
+	return (uint64_t)p->per_extent * p->stride;
+}
+
+static inline uint64_t pool_extent_bytes(const struct mm_pool *p)
+{
+	return p->parts * pool_part_bytes(p);
+}
+
+/* Frames that @p would have if the node were all its own. */
+static inline uint64_t pool_most_frames(const struct mm_pool *p)
+{
+	return p->nd->node->capacity / ((uint64_t)p->parts * p->stride);
+}
+
+/* Are there frames for the pages of @sp on @nd? */
+static inline bool node_serves(const struct mm_node *nd,
+			       const struct mm_space *sp)
+{
+	return !nd->gang || nd->gang == sp->desc.world;
 }
 
 #endif

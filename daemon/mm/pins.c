@@ -49,8 +49,7 @@ static uint32_t pins_count_extent(struct mm_pool *p, uint32_t no)
 static void pins_judge(struct mm_pool *p)
 {
 	const struct mm *mm = p->space->mm;
-	uint64_t limit = p->nd->node->capacity / p->stride *
-			 mm->o.pin_limit_pct / 100;
+	uint64_t limit = pool_most_frames(p) * mm->o.pin_limit_pct / 100;
 	struct mm_win *w;
 
 again:

@@ -45,34 +45,46 @@
  * At least four pages, at most an eighth of the node, so that a small node can
  * serve several classes and give something back.
  */
-static uint64_t extent_frames(const struct mm_node *nd, uint32_t stride)
+static uint64_t extent_frames(const struct mm_node *nd, uint64_t frame_bytes)
 {
 	uint64_t bytes = nd->extent_bytes;
 
 	bytes = min(bytes, nd->node->capacity / 8);
-	return max(bytes / stride, (uint64_t)MIN_PER_EXTENT);
+	return max(bytes / frame_bytes, (uint64_t)MIN_PER_EXTENT);
 }
 
-static uint64_t extent_size(const struct mm_pool *p)
+/* A frame of a gang has a part for each rank. */
+static int pool_parts(struct mm_pool *p, struct errmsg *e)
 {
-	return (uint64_t)p->per_extent * p->stride;
+	uint32_t bytes = p->page_bytes;
+
+	p->parts = 1;
+	if (p->nd->gang) {
+		p->parts = p->nd->gang;
+		p->shape = shape_create(&p->space->desc.cls[p->cls], p->parts);
+		if (!p->shape)
+			return errmsg_set(e, -ENOMEM, "out of memory");
+		bytes = p->shape->part_bytes;
+	}
+	p->stride = round_up(bytes, NODE_ALIGN);
+	return 0;
 }
 
 static int pool_geometry(struct mm_pool *p, struct errmsg *e)
 {
 	struct mm_node *nd = p->nd;
-	uint64_t per, frames;
+	uint64_t frame_bytes = (uint64_t)p->parts * p->stride, per, frames;
 
-	p->stride = round_up(p->page_bytes, NODE_ALIGN);
-	per = extent_frames(nd, p->stride);
+	per = extent_frames(nd, frame_bytes);
 	p->max_extents = max(nd->size_max, nd->node->capacity) /
-			 (per * p->stride);
+			 (per * frame_bytes);
 	frames = (p->max_extents + UINT64_C(1)) * per;
 	if (!p->max_extents || frames > KVMM_MAX_FRAMES)
 		return errmsg_set(e, -ENOSPC,
-			"node %s: %llu bytes cannot hold an extent of %llu frames of %u bytes",
+			"node %s: %llu bytes cannot hold an extent of %llu frames of %llu bytes",
 			nd->node->name, (unsigned long long)nd->size_max,
-			(unsigned long long)per, p->stride);
+			(unsigned long long)per,
+			(unsigned long long)frame_bytes);
 	p->per_extent = per;
 	p->max_frames = frames;
 	return 0;
@@ -116,7 +128,7 @@ static int pool_shm(struct mm_pool *p, struct errmsg *e)
 	t->stride = p->stride;
 	t->max_frames = p->max_frames;
 	t->frames_per_extent = p->per_extent;
-	t->extent_bytes = extent_size(p);
+	t->extent_bytes = pool_part_bytes(p);
 	return 0;
 out:
 	return errmsg_set(e, err, "frame table of %u frames: %s", p->max_frames,
@@ -157,6 +169,7 @@ static void pool_free(struct mm_pool *p)
 	shm_fini(&p->record_shm);
 	free(p->free_map);
 	free(p->extent);
+	free(p->shape);
 	free(p);
 }
 
@@ -179,7 +192,9 @@ int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
 	list_init(&p->refill_wait);
 	list_init(&p->load_wait);
 	if (nd->mem) {
-		err = pool_geometry(p, e);
+		err = pool_parts(p, e);
+		if (!err)
+			err = pool_geometry(p, e);
 		if (!err)
 			err = pool_shm(p, e);
 		if (!err)
@@ -273,19 +288,23 @@ static void extent_came(struct extent *ext, int err, void *arg)
 	pool_publish_avail(p);
 }
 
+/* A rank maps its part alone, which of hugepages must begin with one. */
 static uint32_t huge_flag(const struct mm_pool *p)
 {
-	bool tight = (p->stride - p->page_bytes) * UINT64_C(100) <=
+	uint32_t bytes = p->shape ? p->shape->part_bytes : p->page_bytes;
+	bool tight = (p->stride - bytes) * UINT64_C(100) <=
 		     UINT64_C(6) * p->stride;
 
-	return tight && extent_size(p) >= HUGE_BYTES ? EXTENT_HUGE : 0;
+	if (p->parts > 1 && pool_part_bytes(p) % HUGE_BYTES)
+		return 0;
+	return tight && pool_extent_bytes(p) >= HUGE_BYTES ? EXTENT_HUGE : 0;
 }
 
 uint64_t pool_room(const struct mm_pool *p)
 {
 	const struct node *n = p->nd->node;
 	uint64_t free_bytes = n->capacity > n->used ? n->capacity - n->used : 0;
-	uint64_t exts = free_bytes / extent_size(p);
+	uint64_t exts = free_bytes / pool_extent_bytes(p);
 	uint64_t slots = p->max_extents - p->nr_extents - p->extents_coming;
 
 	return min(exts, slots) * p->per_extent;
@@ -345,7 +364,7 @@ int pool_grow(struct mm_pool *p)
 	if (p->nr_extents + p->extents_coming >= p->max_extents)
 		err = -ENOSPC;
 	else
-		err = node_extent_get(p->nd->node, extent_size(p),
+		err = node_extent_get(p->nd->node, pool_extent_bytes(p),
 				      huge_flag(p), extent_came, p);
 	if (!err) {
 		p->extents_coming++;
@@ -526,7 +545,7 @@ void pool_publish_avail(struct mm_pool *p)
 {
 	struct frame_table *t = p->table;
 	uint64_t free = p->nr_free > p->reserve ? p->nr_free - p->reserve : 0;
-	uint64_t limit = p->nd->node->capacity / extent_size(p) * p->per_extent;
+	uint64_t limit = p->nd->node->capacity / pool_extent_bytes(p) * p->per_extent;
 
 	/* relaxed: numbers to go by, nothing hangs on their order */
 	atomic_store_explicit(&t->nr_free, clip32(free + pool_room(p)),

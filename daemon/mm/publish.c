@@ -29,7 +29,6 @@
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
-#include "kernels/kernels.h"
 
 #define PENDING_BUCKETS	4096u
 #define LOAD_RETRY_NS	NSEC_PER_MSEC
@@ -76,7 +75,7 @@ struct pub_entry {
 	struct list	waiters;
 	struct step_wait sw;
 	struct work	work;
-	const void	*data;
+	struct image	data;
 	uint32_t	crc;
 	int32_t		err;
 	enum pub_wait	wait;
@@ -389,7 +388,7 @@ static void sum_fn(struct work *work)
 {
 	struct pub_entry *en = container_of(work, struct pub_entry, work);
 
-	en->crc = kvmm_crc32c(0, en->data, en->op->pool->page_bytes);
+	en->crc = image_crc(&en->data);
 }
 
 static void sum_over(struct pub_entry *en)
@@ -420,7 +419,7 @@ static void entry_sum(struct pub_entry *en)
 	struct mm_pool *p = en->op->pool;
 
 	frame_ref(p, en->pub.frame);
-	en->data = frame_addr(p, en->pub.frame);
+	en->data = frame_image(p, en->pub.frame, p->page_bytes);
 	en->work = (struct work){ .fn = sum_fn, .done = sum_done };
 	mm->nr_jobs++;
 	if (mm->o.pool) {

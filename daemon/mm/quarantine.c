@@ -19,10 +19,10 @@
 struct zero_job {
 	struct work	work;
 	struct mm_pool	*pool;
-	uint32_t	n;
+	uint32_t	n, nr_parts;
 	uint32_t	stride;
 	uint32_t	frame[ZERO_JOB_FRAMES];
-	void		*addr[ZERO_JOB_FRAMES];
+	void		*part[ZERO_JOB_FRAMES];	/* all of each frame */
 };
 
 static void zero_fn(struct work *work)
@@ -30,8 +30,8 @@ static void zero_fn(struct work *work)
 	struct zero_job *j = container_of(work, struct zero_job, work);
 	uint32_t i;
 
-	for (i = 0; i < j->n; i++)
-		memset(j->addr[i], 0, j->stride);
+	for (i = 0; i < j->nr_parts; i++)
+		memset(j->part[i], 0, j->stride);
 }
 
 static void zero_done(struct work *work)
@@ -64,12 +64,14 @@ static void zero_submit(struct zero_job *j)
 static void zero_add(struct zero_job **job, struct mm_pool *p, uint32_t f)
 {
 	struct zero_job *j = *job;
+	uint32_t rank;
 
 	if (!j) {
 		j = malloc(sizeof(*j));
 		if (!j) {
 			/* slow, but the frame is not lost */
-			memset(frame_addr(p, f), 0, p->stride);
+			for (rank = 0; rank < p->parts; rank++)
+				memset(frame_part(p, f, rank), 0, p->stride);
 			frame_put(p, f);
 			return;
 		}
@@ -79,13 +81,15 @@ static void zero_add(struct zero_job **job, struct mm_pool *p, uint32_t f)
 		j->pool = p;
 		j->stride = p->stride;
 		j->n = 0;
+		j->nr_parts = 0;
 		*job = j;
 	}
 	p->meta[f].flags |= FMETA_ZERO;
-	j->frame[j->n] = f;
-	j->addr[j->n++] = frame_addr(p, f);
-	if (j->n < ZERO_JOB_FRAMES &&
-	    (uint64_t)j->n * p->stride < ZERO_JOB_BYTES)
+	j->frame[j->n++] = f;
+	for (rank = 0; rank < p->parts; rank++)
+		j->part[j->nr_parts++] = frame_part(p, f, rank);
+	if (j->nr_parts + p->parts <= ZERO_JOB_FRAMES &&
+	    (uint64_t)j->nr_parts * p->stride < ZERO_JOB_BYTES)
 		return;
 	zero_submit(j);
 	*job = NULL;

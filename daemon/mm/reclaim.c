@@ -494,6 +494,8 @@ uint64_t reclaim_run(struct mm *mm, uint64_t now)
 	next = min(next, at);
 	at = writeback_run(mm, now);
 	next = min(next, at);
+	at = stage_run(mm, now);
+	next = min(next, at);
 	if (more)
 		next = now;
 	/* without need, the next call looks again: the check is cheap */

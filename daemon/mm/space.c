@@ -4,7 +4,7 @@
  *
  * A space is its descriptor and its tenant; the hash of both is its id. The
  * first read-write client that describes it makes it, with a pool for each class
- * on each node. It lives while it has a client or a page; then it is taken
+ * on each node, but for gangs of another world. It lives while it has a client or a page; then it is taken
  * apart, which may take a while: extents must come back from the node's workers
  * first. Meanwhile its slot in the header is not given to another.
  *
@@ -124,9 +124,10 @@ static uint64_t index_first_lines(const struct mm_space *sp)
 
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
-			pages += sp->mm->node[n].node->capacity /
-				 round_up(sp->desc.cls[c].page_bytes,
-					  NODE_ALIGN);
+			if (node_serves(&sp->mm->node[n], sp))
+				pages += sp->mm->node[n].node->capacity /
+					 round_up(sp->desc.cls[c].page_bytes,
+						  NODE_ALIGN);
 	return min(2 * pages, INDEX_FIRST_MAX);
 }
 
@@ -137,6 +138,8 @@ static int space_pools(struct mm_space *sp, struct errmsg *e)
 
 	for (c = 0; c < sp->desc.nclasses; c++) {
 		for (n = 0; n < sp->mm->nr_nodes; n++) {
+			if (!node_serves(&sp->mm->node[n], sp))
+				continue;
 			err = pool_create(sp, c, &sp->mm->node[n], e);
 			if (err)
 				return err;
@@ -146,7 +149,7 @@ static int space_pools(struct mm_space *sp, struct errmsg *e)
 }
 
 /*
- * Each class has an extent on the first host node from the start, or one that
+ * Each class has an extent on the first host node that serves it from the start, or one that
  * is being made room for; on others it gets one with its first window.
  */
 static int space_first_extents(struct mm_space *sp, struct errmsg *e)
@@ -155,7 +158,8 @@ static int space_first_extents(struct mm_space *sp, struct errmsg *e)
 	unsigned int c, n;
 
 	for (n = 0; n < mm->nr_nodes; n++)
-		if (mm->node[n].mem && mm->node[n].kind == KVMM_NODE_HOST)
+		if (mm->node[n].mem && mm->node[n].kind == KVMM_NODE_HOST &&
+		    node_serves(&mm->node[n], sp))
 			break;
 	if (n == mm->nr_nodes)
 		return 0;

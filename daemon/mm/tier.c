@@ -8,6 +8,7 @@ void tier_init(struct mm *mm)
 {
 	list_init(&mm->flights);
 	list_init(&mm->wbacks);
+	stage_init(mm);
 }
 
 bool tier_stop(struct mm *mm)
@@ -22,6 +23,7 @@ void tier_fini(struct mm *mm)
 {
 	unsigned int i;
 
+	stage_fini(mm);
 	for (i = 0; i < mm->nr_nodes; i++) {
 		free(mm->node[i].slots);
 		free(mm->node[i].evac);

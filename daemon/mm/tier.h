@@ -129,6 +129,30 @@ uint64_t writeback_run(struct mm *mm, uint64_t now);
 /* Take back what has not been started. */
 void writeback_stop(struct mm *mm);
 
+/* -- stage.c ----------------------------------------------------------------- */
+
+/**
+ * struct stage - a buffer for one page
+ * @link:	in mm->stage.kept while nobody has it
+ * @bytes:	of @mem, a multiple of NODE_ALIGN
+ */
+struct stage {
+	struct list	link;
+	void		*mem;
+	size_t		bytes;
+	enum node_dir	dir;
+};
+
+/* For a page of @len; NULL: too much is out, or there is no memory. */
+struct stage *stage_get(struct mm *mm, uint32_t len, enum node_dir dir);
+/* NULL is fine. Who waits is served by flights_staged(). */
+void stage_put(struct mm *mm, struct stage *s);
+uint64_t stage_run(struct mm *mm, uint64_t now);
+void stage_init(struct mm *mm);
+void stage_fini(struct mm *mm);
+/* flight.c: a buffer came back. */
+void flights_staged(struct mm *mm);
+
 /* -- fetch.c ----------------------------------------------------------------- */
 
 /* End what waits, take back what has not been started. */

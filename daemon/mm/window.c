@@ -78,11 +78,31 @@ static int win_slot(struct mm_client *c)
 	return -ENOSPC;
 }
 
+/* The ranks of a gang are those of the engine, each with a part of its own. */
+static int gang_check(const struct mm_client *c, const struct mm_space *sp,
+		      const struct mm_node *nd, struct errmsg *e)
+{
+	if (!node_serves(nd, sp))
+		return errmsg_set(e, -EINVAL,
+			"node %s is a gang of %u, the space is for a world of %u",
+			nd->node->name, nd->gang, sp->desc.world);
+	if (!nd->gang || c->engine->world == nd->gang)
+		return 0;
+	if (c->engine->anonymous)
+		return errmsg_set(e, -EINVAL,
+			"node %s is a gang of %u: join an engine of that world first",
+			nd->node->name, nd->gang);
+	return errmsg_set(e, -EINVAL,
+		"node %s is a gang of %u, the engine is of world %u",
+		nd->node->name, nd->gang, c->engine->world);
+}
+
 static int win_check(struct mm_client *c, struct mm_space *sp,
 		     unsigned int cls, unsigned int node, uint32_t rights,
 		     struct errmsg *e)
 {
 	struct mm_win *w;
+	int err;
 
 	if (!mm_space_attached(sp, c))
 		return errmsg_set(e, -EINVAL, "the space is not attached");
@@ -93,6 +113,9 @@ static int win_check(struct mm_client *c, struct mm_space *sp,
 		return errmsg_set(e, -EINVAL,
 				  "node %u: there is none, or it cannot be mapped",
 				  node);
+	err = gang_check(c, sp, &sp->mm->node[node], e);
+	if (err)
+		return err;
 	if (rights != KVMM_RO && rights != KVMM_RW)
 		return errmsg_set(e, -EINVAL, "rights: %u", rights);
 	if (rights == KVMM_RW && c->o.rights != KVMM_RW)
@@ -379,6 +402,18 @@ uint16_t mm_win_no(const struct mm_win *w)
 	return w->no;
 }
 
+bool mm_win_blind(const struct mm_win *w)
+{
+	return w->pool->nd->gang && (w->client->flags & KVMM_NO_STEP);
+}
+
+uint64_t mm_win_part(const struct mm_win *w)
+{
+	if (!w->pool->nd->gang || mm_win_blind(w))
+		return 0;
+	return w->client->rank * pool_part_bytes(w->pool);
+}
+
 struct mm_win *mm_win_get(struct mm_client *c, uint16_t no)
 {
 	struct mm_win *w = no < ARRAY_SIZE(c->win) ? c->win[no] : NULL;
@@ -432,9 +467,9 @@ unsigned int mm_win_sync(struct mm_win *w, uint64_t have_seq,
 		ch[n] = (struct mm_extent_change){
 			.no = no, .up = up, .fd = -1,
 		};
-		if (up)
+		if (up && !mm_win_blind(w))
 			ch[n].fd = extent_fd(e, w->rights);
-		if (up && ch[n].fd < 0) {
+		if (up && !mm_win_blind(w) && ch[n].fd < 0) {
 			/* out of descriptors: asked for again, from the start */
 			*seq = have_seq;
 			return n;
@@ -464,7 +499,8 @@ int mm_reserve(struct mm_client *c, struct mm_space *sp, unsigned int cls,
 	struct mm_win *w, *o, *most;
 	uint64_t limit, sum = 0;
 
-	if (cls >= sp->desc.nclasses || node >= sp->mm->nr_nodes)
+	if (cls >= sp->desc.nclasses || node >= sp->mm->nr_nodes ||
+	    !sp->pool[cls][node])
 		return errmsg_set(e, -EINVAL, "class %u on node %u: none", cls,
 				  node);
 	list_for_each_entry(w, &c->windows, client_link)
@@ -482,7 +518,7 @@ int mm_reserve(struct mm_client *c, struct mm_space *sp, unsigned int cls,
 	list_for_each_entry(o, &w->pool->windows, pool_link)
 		if (o != w)
 			sum += o->reserved;
-	limit = w->pool->nd->node->capacity / w->pool->stride;
+	limit = pool_most_frames(w->pool);
 	if (frames && sum + frames + w->pool->reserve > limit) {
 		most = biggest_holder(w);
 		return errmsg_set(e, -ENOSPC,

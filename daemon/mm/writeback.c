@@ -15,6 +15,10 @@
  * free when its page is dropped. A page that finds no room, or a medium that
  * takes no writes, stays where it is, and reclaim may drop it.
  *
+ * Gangs. A page of a gang is gathered into a buffer by a worker, and written from
+ * there: the copy is WRITING all along. What the node refuses then fails like a
+ * write that it took.
+ *
  * Breaches. A writer keeps its mapping after it has published. Where it gave a
  * checksum (KVMM_PUB_CRC) that of the bytes that went down is compared with it
  * when the write is over: it was computed for the write anyway. A page that was
@@ -64,6 +68,8 @@
  * @link:	in mm->wbacks until the I/O is over; then settle()'s
  * @from, @frame: where it is read from; referenced until the I/O is over
  * @over:	nothing uses frame or slot any more; @io.result holds
+ * @flying:	the I/O is handed in and not released
+ * @stage:	of a gang: what the I/O writes; @gather fills it from @src
  */
 struct wback {
 	struct list	link;
@@ -71,7 +77,10 @@ struct wback {
 	struct page	*pg;
 	struct mm_node	*from, *to;
 	uint32_t	frame;
-	bool		over;
+	bool		over, flying;
+	struct stage	*stage;
+	struct image	src;
+	struct work	gather;
 	uint8_t		ident[PAGE_IDENT_BYTES];
 };
 
@@ -364,11 +373,13 @@ static void wback_done(struct node_io *io, int result)
 	/* nobody waits for a write: all is done when it is over */
 }
 
-static void wback_release(struct node_io *io)
+/* Nothing uses frame, slot or buffer any more; @wb may be gone after this. */
+static void wback_end(struct wback *wb)
 {
-	struct wback *wb = io->arg;
+	struct node_io *io = &wb->io;
 	struct page *pg = wb->pg;
 	struct mm_node *to = wb->to;
+	struct mm *mm = to->mm;
 	struct copy *c = page_copy(pg, to);
 
 	frame_unref(page_pool(pg, wb->from), wb->frame);
@@ -377,7 +388,9 @@ static void wback_release(struct node_io *io)
 	wb->over = true;
 	to->wb_ios--;
 	to->wb_bytes -= io->len;
-	to->mm->next_reclaim_ns = 0;
+	mm->next_reclaim_ns = 0;
+	stage_put(mm, wb->stage);
+	wb->stage = NULL;
 	if (io->result)
 		wback_failed(wb);
 	if (!io->result && page_breached(pg, io->data_crc))
@@ -386,6 +399,15 @@ static void wback_release(struct node_io *io)
 		copy_drop_tree(pg, to);
 	else
 		settle(pg, to);
+	flights_staged(mm);
+}
+
+static void wback_release(struct node_io *io)
+{
+	struct wback *wb = io->arg;
+
+	wb->flying = false;
+	wback_end(wb);
 }
 
 /* -- the beginning of a write ------------------------------------------------- */
@@ -404,6 +426,49 @@ static struct mm_node *write_source(struct page *pg, struct mm_node *nd)
 	return NULL;
 }
 
+static int wback_submit(struct wback *wb)
+{
+	int err = node_submit(wb->to->node, &wb->io);
+
+	wb->flying = !err;
+	return err;
+}
+
+static void gather_fn(struct work *w)
+{
+	struct wback *wb = container_of(w, struct wback, gather);
+	struct image flat = image_flat(wb->stage->mem, wb->src.len);
+
+	image_copy(&flat, &wb->src);
+	/* what another page left there is nobody's to have */
+	memset(flat.part[0] + flat.len, 0, wb->stage->bytes - flat.len);
+}
+
+static void gather_done(struct work *w)
+{
+	struct wback *wb = container_of(w, struct wback, gather);
+	int err = -ECANCELED;
+
+	if (!wb->to->mm->stopping &&
+	    !(page_copy(wb->pg, wb->to)->flags & COPY_DOOMED))
+		err = wback_submit(wb);
+	if (!err)
+		return;
+	/* -EIO would be the medium's word on these bytes; it has not seen them */
+	wb->io.result = err == -EIO ? -EAGAIN : err;
+	wback_end(wb);
+}
+
+static void wback_gather(struct wback *wb)
+{
+	struct work_pool *pool = wb->to->mm->o.pool;
+
+	wb->src = frame_image(page_pool(wb->pg, wb->from), wb->frame,
+			      wb->io.len);
+	wb->gather = (struct work){ .fn = gather_fn, .done = gather_done };
+	work_submit(pool, &wb->gather);
+}
+
 static void wback_fill(struct wback *wb, struct page *pg, struct mm_node *from,
 		       struct mm_node *to, enum node_prio prio)
 {
@@ -416,7 +481,8 @@ static void wback_fill(struct wback *wb, struct page *pg, struct mm_node *from,
 	wb->io.prio = prio;
 	wb->io.len = pg->raw_bytes;
 	wb->io.slot = page_copy(pg, to)->slot;
-	wb->io.addr = frame_addr(page_pool(pg, from), wb->frame);
+	wb->io.addr = wb->stage ? wb->stage->mem :
+				  frame_addr(page_pool(pg, from), wb->frame);
 	wb->io.ident = wb->ident;
 	wb->io.ident_len = sizeof(wb->ident);
 	wb->io.done = wback_done;
@@ -437,6 +503,12 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 	wb = calloc(1, sizeof(*wb));
 	if (!wb)
 		return -ENOMEM;
+	if (page_pool(pg, from)->shape) {
+		err = -EBUSY;	/* until a buffer comes back */
+		wb->stage = stage_get(nd->mm, pg->raw_bytes, NODE_WRITE);
+		if (!wb->stage)
+			goto err_free;
+	}
 	err = slot_get(pg, to);
 	if (err)
 		goto err_free;
@@ -449,7 +521,8 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 	}
 	if (!err) {
 		wback_fill(wb, pg, from, to, prio);
-		err = node_submit(to->node, &wb->io);
+		if (!wb->stage)
+			err = wback_submit(wb);
 	}
 	if (err)
 		goto err_slot;
@@ -460,11 +533,14 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 	copy_set_state(pg, to, COPY_WRITING);
 	to->wb_ios++;
 	to->wb_bytes += wb->io.len;
+	if (wb->stage)
+		wback_gather(wb);
 	return 0;
 
 err_slot:
 	slot_put(pg, to);
 err_free:
+	stage_put(nd->mm, wb->stage);
 	free(wb);
 	return err;
 }
@@ -576,6 +652,8 @@ void writeback_stop(struct mm *mm)
 {
 	struct wback *wb;
 
+	/* what is being gathered sees for itself that the end has come */
 	list_for_each_entry(wb, &mm->wbacks, link)
-		node_io_cancel(&wb->io);
+		if (wb->flying)
+			node_io_cancel(&wb->io);
 }

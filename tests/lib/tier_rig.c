@@ -94,14 +94,23 @@ void rig_answer_put(struct rig *r, const struct rig_answer *a)
 
 static size_t rig_describe(const struct rig *r, uint8_t *buf)
 {
-	struct kvmm_seg seg = {
-		.bytes = r->o.page_bytes, .align = 64,
-		.what = KVMM_SEG_KV, .shard = KVMM_MIRROR,
+	uint32_t q = r->o.page_bytes / 4;
+	/* a gang has something of everything */
+	struct kvmm_seg seg[3] = {
+		{ .bytes = 2 * q, .align = 64, .what = KVMM_SEG_K,
+		  .shard = KVMM_STRIPE },
+		{ .bytes = q, .align = 64, .what = KVMM_SEG_KV,
+		  .shard = KVMM_MIRROR },
+		{ .bytes = q, .align = 64, .what = KVMM_SEG_V,
+		  .shard = KVMM_STRIPE },
 	};
-	struct kvmm_seg big = seg;
+	struct kvmm_seg big = {
+		.bytes = r->o.big_bytes, .align = 64, .what = KVMM_SEG_KV,
+		.shard = r->o.gang ? KVMM_STRIPE : KVMM_MIRROR,
+	};
 	struct kvmm_class cls[2] = {
-		{ .name = "kv", .page_bytes = seg.bytes, .nsegs = 1,
-		  .segs = &seg },
+		{ .name = "kv", .page_bytes = r->o.page_bytes, .nsegs = 3,
+		  .segs = seg },
 		{ .name = "big", .page_bytes = r->o.big_bytes, .nsegs = 1,
 		  .segs = &big },
 	};
@@ -114,13 +123,12 @@ static size_t rig_describe(const struct rig *r, uint8_t *buf)
 	struct kvmm_desc d = {
 		.size = sizeof(d), .model = "m", .revision = "1",
 		.kv_dtype = "bf16", .scale_format = "none", .layout = "nhd",
-		.abi_tag = "t", .salt = "", .world = 1, .nclasses = 2,
+		.abi_tag = "t", .salt = "", .world = r->o.gang ? r->o.gang : 1, .nclasses = 2,
 		.ngroups = 3, .classes = cls, .groups = group,
 	};
 	struct errmsg e;
 	int len;
 
-	big.bytes = r->o.big_bytes;
 	len = desc_encode(&d, buf, &e);
 	if (len < 0)
 		fail_msg("%s", e.text);
@@ -161,14 +169,15 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 	mo->node[0] = (struct mm_node_opts){
 		.node = r->host, .kind = KVMM_NODE_HOST,
 		.below = KVMM_NODE_NONE, .size_max = r->o.dram_bytes,
-		.extent_bytes = r->o.extent_bytes,
+		.extent_bytes = r->o.extent_bytes, .gang = r->o.gang,
 	};
 	if (r->o.no_nvme)
 		return;
 	if (r->o.nvme_path) {
 		rig_nvme(r);
 	} else {
-		r->blk = fake_blk_create(r->o.nvme_bytes, 1 << 20);
+		r->blk = fake_blk_create(r->o.nvme_bytes,
+					 max(r->o.page_bytes, 1u << 20));
 		assert_non_null(r->blk);
 		r->nvme = &r->blk->n;
 	}
@@ -206,6 +215,10 @@ static void rig_client(struct rig *r)
 	assert_int_equal(shm_create(&r->ledger, "ledger",
 				    sizeof(struct ledger), 0), 0);
 	assert_int_equal(mm_client_create(r->mm, &co, &r->c), 0);
+	if (r->o.gang)
+		assert_int_equal(mm_client_join(r->c, (const uint8_t[16]){ 1 },
+						0, r->o.gang, KVMM_LEADER, &e),
+				 0);
 	if (mm_attach(r->c, desc, len, 0, &r->sp, &e))
 		fail_msg("%s", e.text);
 	for (i = 0; i < 2; i++) {
@@ -416,6 +429,38 @@ const struct mm_counters *rig_count(struct rig *r, unsigned int node)
 	return &r->mm->node[node].c;
 }
 
+/* -- bytes ------------------------------------------------------------------------ */
+
+/* The page in @f, in order; the caller's to free. */
+static uint8_t *frame_read(struct mm_pool *p, uint32_t f)
+{
+	struct image im = frame_image(p, f, p->page_bytes), flat;
+	uint8_t *buf = malloc(p->page_bytes);
+
+	assert_non_null(buf);
+	flat = image_flat(buf, p->page_bytes);
+	image_copy(&flat, &im);
+	return buf;
+}
+
+/* Its bytes are those of @k, but for the first, which has @flip in it. */
+static uint32_t frame_write(struct mm_pool *p, uint32_t f,
+			    const struct kvmm_key *k, uint8_t flip)
+{
+	struct image im = frame_image(p, f, p->page_bytes), flat;
+	uint8_t *buf = malloc(p->page_bytes);
+	uint32_t crc;
+
+	assert_non_null(buf);
+	pattern_fill(buf, p->page_bytes, k);
+	buf[0] ^= flip;
+	flat = image_flat(buf, p->page_bytes);
+	image_copy(&im, &flat);
+	crc = kvmm_crc32c(0, buf, p->page_bytes);
+	free(buf);
+	return crc;
+}
+
 /* -- what a client does ----------------------------------------------------------- */
 
 static uint32_t take_frame(struct rig *r, struct mm_win *w, uint32_t *head,
@@ -464,14 +509,10 @@ static int publish(struct rig *r, struct mm_win *w, uint32_t f,
 	memcpy(k.b, pub.key, 32);
 	if (i)
 		rig_key(chain, i - 1, pub.parent);
-	pattern_fill(frame_addr(w->pool, f), w->pool->page_bytes, &k);
-	if (r->o.other_bytes)
-		*(uint8_t *)frame_addr(w->pool, f) ^= 1;
-	if (r->o.crc) {
+	pub.crc = frame_write(w->pool, f, &k, r->o.other_bytes);
+	if (r->o.crc)
 		pub.flags = KVMM_PUB_CRC;
-		pub.crc = kvmm_crc32c(0, frame_addr(w->pool, f),
-				      w->pool->page_bytes);
-	}
+	pub.crc ^= r->o.wrong_crc;
 	sqe.tag = r->next_tag++;
 	mm_publish(w, &sqe, &pub);
 	assert_true(rig_answer(r, sqe.tag, 1000, &a));
@@ -551,18 +592,29 @@ void rig_breach(struct rig *r, unsigned int group, uint32_t chain, uint32_t i,
 	uint8_t *at;
 
 	assert_true(pg && pg->copy[node].state == COPY_READY);
-	at = frame_addr(p, pg->copy[node].frame);
-	at[p->page_bytes - 1] ^= 1;
+	/* of a gang the last rank's share of the last segment */
+	at = frame_part(p, pg->copy[node].frame, p->parts - 1);
+	at[(p->shape ? p->shape->part_bytes : p->page_bytes) - 1] ^= 1;
+}
+
+bool rig_bytes_at(struct rig *r, unsigned int node, unsigned int group,
+		  uint32_t frame, uint32_t chain, uint32_t i)
+{
+	struct mm_pool *p = rig_pool(r, group, node);
+	uint8_t *buf = frame_read(p, frame);
+	struct kvmm_key k;
+	bool ok;
+
+	rig_key(chain, i, k.b);
+	ok = !pattern_check(buf, p->page_bytes, &k);
+	free(buf);
+	return ok;
 }
 
 bool rig_bytes_ok(struct rig *r, unsigned int group, uint32_t frame,
 		  uint32_t chain, uint32_t i)
 {
-	struct mm_pool *p = rig_pool(r, group, RIG_DRAM);
-	struct kvmm_key k;
-
-	rig_key(chain, i, k.b);
-	return !pattern_check(frame_addr(p, frame), p->page_bytes, &k);
+	return rig_bytes_at(r, RIG_DRAM, group, frame, chain, i);
 }
 
 uint32_t rig_fetch_check(struct rig *r, unsigned int group, uint32_t chain,

@@ -37,8 +37,10 @@ struct rig_opts {
 	const struct kvmm_policy_v0 *policy;
 	const char	*nvme_path;
 	bool		no_nvme;
+	uint8_t		gang;		/* DRAM is one of so many parts */
 	bool		crc;		/* publishers say what the bytes sum up to */
 	bool		other_bytes;	/* ... and compute others than usual */
+	bool		wrong_crc;	/* ... and are wrong about it */
 };
 
 struct rig_answer {
@@ -118,6 +120,9 @@ void rig_breach(struct rig *r, unsigned int group, uint32_t chain, uint32_t i,
 /* Are these the bytes of that page? */
 bool rig_bytes_ok(struct rig *r, unsigned int group, uint32_t frame,
 		  uint32_t chain, uint32_t i);
+/* The same on another node. */
+bool rig_bytes_at(struct rig *r, unsigned int node, unsigned int group,
+		  uint32_t frame, uint32_t chain, uint32_t i);
 /* Fetch [first, first + n), check the bytes, let go: pages that came. */
 uint32_t rig_fetch_check(struct rig *r, unsigned int group, uint32_t chain,
 			 uint32_t first, uint32_t n);
