@@ -62,11 +62,11 @@ static inline uint64_t frame_word_gen(uint64_t w)
  * @magic:	%KVMM_MAGIC_TABLE
  * @size:	sizeof(struct frame_table), and the offset of the words
  * @stride:	bytes from one frame to the next in a window (host nodes; the
- *		same for every segment)
+ *		same for every segment); on a gang of one rank's part
  * @max_frames:	words that follow; the node's largest frame count plus the
  *		frames of extent 0, which never exists
  * @frames_per_extent: frame f lies in extent f / @frames_per_extent
- * @extent_bytes: @frames_per_extent * @stride
+ * @extent_bytes: @frames_per_extent * @stride: what a window maps of an extent
  * @extent_seq:	advances with each extent that comes or must go; a window that
  *		has synced to it needs no win_sync
  * @nr_free:	frames of this class that are free now, for kvmm_avail()

@@ -65,7 +65,8 @@ struct wire_node {
 	uint8_t		kind;		/* enum kvmm_node_kind */
 	uint8_t		state;
 	uint8_t		below;		/* node it demotes to, 0xff none */
-	uint8_t		spare[5];
+	uint8_t		gang;		/* parts of its frames; 0: no gang */
+	uint8_t		spare[4];
 	uint64_t	size_bytes;
 	uint64_t	extent_bytes;
 };
@@ -124,14 +125,19 @@ struct wire_win_open {
 };
 static_assert(sizeof(struct wire_win_open) == 32, "wire ABI");
 
+#define WIRE_WINDOW_BLIND	1u	/* nothing is mapped: extents come
+					   without a descriptor */
+
 struct wire_window {
 	struct wire_hdr	h;
 	uint16_t	win;		/* the number that ring entries name */
-	uint16_t	spare[3];
+	uint16_t	flags;		/* WIRE_WINDOW_* */
+	uint16_t	spare[2];
 	uint64_t	table_bytes;
 	uint64_t	ledger_bytes;
+	uint64_t	part_off;	/* in each extent, of what is mapped of it */
 };
-static_assert(sizeof(struct wire_window) == 40, "wire ABI");
+static_assert(sizeof(struct wire_window) == 48, "wire ABI");
 
 /* WIRE_WIN_SYNC, WIRE_WIN_CLOSE, WIRE_DETACH (space in @win) */
 struct wire_win {
@@ -142,7 +148,10 @@ struct wire_win {
 };
 static_assert(sizeof(struct wire_win) == 32, "wire ABI");
 
-/* One extent in WIRE_EXTENTS; those with @up have their fd in order. */
+/*
+ * One extent in WIRE_EXTENTS; those with @up have their fd in order, unless the
+ * window is WIRE_WINDOW_BLIND.
+ */
 struct wire_extent {
 	uint32_t	no;		/* extent number, >= 1 */
 	uint32_t	up;		/* 1 map it, 0 unmap it and clear its bit */

@@ -121,6 +121,7 @@ static json_t *node_json(struct server *s, unsigned int ix)
 		      "bytes_extents", (json_int_t)st.bytes_extents,
 		      "bytes_pages", (json_int_t)st.bytes_pages,
 		      "pages_dirty", (json_int_t)st.pages_dirty);
+	json_object_set_new(o, "gang", json_integer(st.gang));
 	json_object_set_new(o, "below", st.below == KVMM_NODE_NONE
 			    ? json_null()
 			    : json_string(s->node[st.below]->name));
@@ -365,9 +366,10 @@ int cmd_status(struct server *s, const json_t *req, json_t *r,
 			    "pages", (json_int_t)sum.pages));
 	json_object_set_new(r, "rings", rings_json(s, &t));
 	json_object_set_new(r, "rejects", rejects_json(s));
-	json_object_set_new(r, "memory", json_pack("{s:I, s:I, s:I}",
+	json_object_set_new(r, "memory", json_pack("{s:I, s:I, s:I, s:I}",
 			    "metadata", (json_int_t)(sum.metadata +
 						     mm_kept_bytes(s->mm)),
+			    "staging", (json_int_t)mm_stage_bytes(s->mm),
 			    "ledgers_reserved", (json_int_t)t.ledger_bytes,
 			    "rss", (json_int_t)rss_bytes()));
 	json_object_set_new(r, "limits", json_pack("{s:i, s:o, s:o}",

@@ -79,6 +79,8 @@ static const struct key node_keys[] = {
 	  offsetof(struct config_node, free_floor_pct), 0, 90 },
 	{ "extent", key_bytes, "64KiB to 1GiB",
 	  offsetof(struct config_node, extent_bytes), 1 << 16, GIB },
+	{ "gang", key_u32, "2 to 8, the world of the engines that it serves",
+	  offsetof(struct config_node, gang), 2, KVMM_MAX_GANG },
 	{ "numa", key_u32, "the number of a NUMA node, 0 to 1023",
 	  offsetof(struct config_node, numa), 0, 1023 },
 	{ "hugepages", key_bool, "true or false",
@@ -270,9 +272,9 @@ static int judge_kind(struct parse *p, const struct config_node *n)
 		return key_fail(p, "path, engine, depth, io_timeout and "
 			    "free_floor_pct are for nodes of kind \"nvme\"");
 	if (nvme && (n->below[0] || n->extent_bytes || n->hugepages ||
-		     n->numa >= 0))
-		return key_fail(p, "below, extent, numa and hugepages are for "
-			    "nodes of kind \"host\"");
+		     n->numa >= 0 || n->gang))
+		return key_fail(p, "below, extent, gang, numa and hugepages are "
+			    "for nodes of kind \"host\"");
 	if (nvme && n->size_kind != CONFIG_BYTES)
 		return key_fail(p, "\"size\" of an nvme node: bytes, 1MiB to "
 			    "256TiB");

@@ -59,6 +59,8 @@ struct config_socket {
  * @io_timeout_ns: nvme
  * @free_floor_pct: nvme: of its file system, to be left free; -1: not given
  * @extent_bytes: host; 0: chosen from the size
+ * @gang:	host: parts of its frames, one a rank of an engine of that
+ *		world; @bytes are of all of them. 0: no gang
  * @numa:	host; -1: none
  */
 struct config_node {
@@ -75,6 +77,7 @@ struct config_node {
 	uint64_t	io_timeout_ns;
 	uint32_t	engine;
 	uint32_t	depth;
+	uint32_t	gang;
 	int32_t		numa;
 	int32_t		free_floor_pct;
 	bool		hugepages;

@@ -158,6 +158,8 @@ static json_t *node_json(const struct config_node *n)
 		json_object_set_new(o, "below", json_string(n->below));
 	if (n->extent_bytes)
 		json_object_set_new(o, "extent", bytes_json(n->extent_bytes));
+	if (n->gang)
+		json_object_set_new(o, "gang", json_integer(n->gang));
 	if (n->numa >= 0)
 		json_object_set_new(o, "numa", json_integer(n->numa));
 	if (n->kind == KVMM_NODE_HOST) {

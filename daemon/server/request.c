@@ -45,6 +45,7 @@ static void wire_node_fill(struct server *s, unsigned int ix,
 	*n = (struct wire_node){
 		.kind		= st.kind,
 		.below		= st.below,
+		.gang		= st.gang,
 		.state		= (uint8_t)st.node->state,
 		.size_bytes	= st.node->capacity,
 		.extent_bytes	= s->cfg.node[ix].extent_bytes,
@@ -448,6 +449,8 @@ static void do_win_open(struct session *ss, struct sock_msg *m)
 		.win		= mm_win_no(w),
 		.table_bytes	= mm_win_table(w)->bytes,
 		.ledger_bytes	= mm_win_ledger(w)->bytes,
+		.flags		= mm_win_blind(w) ? WIRE_WINDOW_BLIND : 0,
+		.part_off	= mm_win_part(w),
 	};
 	fds[0] = mm_win_table(w)->ro_fd;
 	fds[1] = mm_win_ledger(w)->fd;
@@ -481,7 +484,7 @@ static int send_extents(struct session *ss, uint32_t seq, uint64_t ext_seq,
 	for (i = 0; i < n; i++) {
 		r->ext[i] = (struct wire_extent){ .no = ch[i].no,
 						  .up = ch[i].up };
-		if (ch[i].up)
+		if (ch[i].fd >= 0)
 			fds[nr_fds++] = ch[i].fd;
 	}
 	return session_send(ss, &r->h, fds, nr_fds);

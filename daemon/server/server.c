@@ -234,6 +234,7 @@ static int mm_make(struct server *s, struct errmsg *e)
 			.below		= (uint8_t)s->cfg.node[i].below_ix,
 			.size_max	= s->cfg.node[i].size_max,
 			.extent_bytes	= s->cfg.node[i].extent_bytes,
+			.gang		= (uint8_t)s->cfg.node[i].gang,
 		};
 	return mm_create(&o, &s->mm, e);
 }

@@ -42,6 +42,17 @@ static void cell_int(struct table *t, const json_t *o, const char *path)
 	table_cellf(t, "%" PRId64, ctl_int(o, path));
 }
 
+/* "host", or "host x 4" of a gang. */
+static void cell_kind(struct table *t, const json_t *n)
+{
+	int64_t gang = ctl_int(n, "gang");
+
+	if (gang)
+		table_cellf(t, "%s x %" PRId64, ctl_str(n, "kind"), gang);
+	else
+		table_cell(t, ctl_str(n, "kind"));
+}
+
 static void print_nodes(const json_t *nodes)
 {
 	static const char *const head[] = {
@@ -55,7 +66,7 @@ static void print_nodes(const json_t *nodes)
 
 	json_array_foreach((json_t *)nodes, i, n) {
 		table_cell(t, ctl_str(n, "name"));
-		table_cell(t, ctl_str(n, "kind"));
+		cell_kind(t, n);
 		table_cell(t, ctl_str(n, "state"));
 		cell_bytes(t, n, "capacity");
 		cell_bytes(t, n, "used");

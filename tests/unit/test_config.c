@@ -76,7 +76,8 @@ static void config_reads_every_key(void **state)
 		"  \"file_mode\": \"0600\"}],"
 		" \"nodes\": [{\"name\": \"d\", \"kind\": \"host\","
 		"  \"size\": \"25%\", \"size_max\": \"4GiB\","
-		"  \"extent\": \"1MiB\", \"numa\": 1, \"hugepages\": true},"
+		"  \"extent\": \"1MiB\", \"numa\": 1, \"hugepages\": true,"
+		"  \"gang\": 4},"
 		" {\"name\": \"n\", \"kind\": \"nvme\", \"path\": \"/dev/x\","
 		"  \"size\": 1073741824, \"engine\": \"threads\","
 		"  \"depth\": 32, \"io_timeout\": \"250ms\","
@@ -94,6 +95,7 @@ static void config_reads_every_key(void **state)
 	assert_int_equal(c.node[0].size_max, 4 * GIB);
 	assert_int_equal(c.node[0].extent_bytes, MIB);
 	assert_int_equal(c.node[0].numa, 1);
+	assert_int_equal(c.node[0].gang, 4);
 	assert_true(c.node[0].hugepages);
 	assert_int_equal(c.node[1].size, GIB);
 	assert_int_equal(c.node[1].engine, NVME_ENGINE_THREADS);
@@ -211,6 +213,12 @@ static void config_refuses_bad_nodes(void **state)
 		"2: nodes[0].hugepages: ", "true or false");
 	refused(NODE("\"size\": \"1GiB\", \"numa\": -1"), "2: nodes[0].numa: ",
 		"0 to 1023");
+	refused(NODE("\"size\": \"1GiB\", \"gang\": 1"), "2: nodes[0].gang: ",
+		"2 to 8");
+	refused(NODE("\"size\": \"1GiB\", \"gang\": 9"), "2: nodes[0].gang: ",
+		"2 to 8");
+	refused(NVME("\"size\": \"1GiB\", \"gang\": 2"), "1: nodes[1]: ",
+		"\"host\"");
 	refused(NODE("\"size\": \"1GiB\", \"below\": \"b\""),
 		"2: nodes[0].below: ", "no nvme node \"b\"");
 	refused(NODE("\"size\": \"1GiB\", \"below\": \"a\""),
@@ -300,6 +308,10 @@ static void config_prints_what_it_reads(void **state)
 	assert_int_equal(parse(NVME("\"size\": \"1GiB\", \"path\": \"/x\","
 				    "\"free_floor_pct\": 0"), &c, &e), 0);
 	assert_int_equal(c.node[1].free_floor_pct, 0);
+	round_trip(&c);
+	assert_int_equal(parse(NODE("\"size\": \"1GiB\", \"gang\": 8"), &c, &e),
+			 0);
+	assert_int_equal(c.node[0].gang, 8);
 	round_trip(&c);
 }
 
