@@ -131,6 +131,7 @@ static void set_info(struct kvmm_info *in, const struct wire_welcome *w)
 		copy_name(in->node[i].name, n->name, sizeof(n->name));
 		in->node[i].kind = n->kind;
 		in->node[i].below = n->below;
+		in->node[i].gang = n->gang;
 		in->node[i].size_bytes = n->size_bytes;
 		in->node[i].extent_bytes = n->extent_bytes;
 	}

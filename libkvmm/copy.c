@@ -7,6 +7,13 @@
 
 #include "libkvmm/lib.h"
 
+static int fail_blind(const struct kvmm_view *v)
+{
+	return kvmm_fail(-EINVAL,
+		"this member of the engine has no step, and maps nothing of node %u",
+		v->node);
+}
+
 /* Address of a frame; NULL: its extent is not mapped, or the window closed. */
 static uint8_t *frame_addr(const struct kvmm_view *v, uint32_t frame)
 {
@@ -44,6 +51,8 @@ static int read_page(struct kvmm_req *rq, unsigned int page,
 	if (!(p->flags & PAGE_PINNED))
 		return kvmm_fail(-ENOENT, "page %u is not a hit", page);
 	v = kvmm_mset_group(m, page)->view;
+	if (v->blind)
+		return fail_blind(v);
 	from = frame_addr(v, p->frame);
 	if (!from)
 		return kvmm_fail(-ENOENT,
@@ -90,6 +99,8 @@ static int write_frame(struct kvmm_req *rq, unsigned int cls,
 	if (!o || !kvmm_own_has_open(o, frame))
 		return kvmm_fail(-EINVAL,
 			"frame %u is no OPEN frame of this request", frame);
+	if (v->blind)
+		return fail_blind(v);
 	bytes = n < 0 ? SIZE_MAX : iov_bytes(iov, n);
 	if (bytes > v->page_bytes)
 		return kvmm_fail(-EINVAL, "%zu bytes into a page of %u", bytes,

@@ -113,6 +113,10 @@ struct kvmm_peer {
  * @closed:	the daemon has the frames back, and may give @no to another
  *		window; set under @mag_lock
  * @no:		the daemon's number
+ * @page_bytes:	of a page, what this process has of it: on a gang its part
+ * @part_off:	in an extent, of what this process maps of it
+ * @blind:	it maps nothing, but takes part in what is mapped: see
+ *		kvmm_win_open()
  * @fpe_inv:	ceil(2^64 / frames_per_extent): a division by multiplication
  * @dense:	frames below it lie in mapped extents (but for frame 0's)
  * @mapped:	private copy of the bitmap, for what is not @dense
@@ -152,6 +156,8 @@ struct kvmm_view {
 	uint64_t	fpe_inv;
 	uint32_t	nr_extents;
 	uint32_t	page_bytes;
+	uint64_t	part_off;
+	bool		blind;
 	_Atomic uint32_t dense;
 	_Atomic uint64_t *mapped;
 	_Atomic uint64_t seq;
@@ -243,9 +249,11 @@ static inline struct kvmm_view *kvmm_att_view(struct kvmm_att *a,
 
 /**
  * struct kvmm_win - the user's handle of a window
- * @base:	reserved address space of @va_bytes
+ * @base:	reserved address space of @va_bytes; NULL: nothing is mapped here
  * @view:	what is mapped there now; NULL while nothing is
- * @seg_off:	offset of each segment within a page
+ * @gang:	of the node
+ * @seg_off:	offset of each segment within a page, or this rank's part of it
+ * @part_bytes:	of that
  * @leaving:	the user has closed it
  */
 struct kvmm_win {
@@ -257,7 +265,9 @@ struct kvmm_win {
 	uint8_t		*base;
 	size_t		va_bytes;
 	size_t		stride;
+	uint8_t		gang;
 	uint32_t	*seg_off;
+	uint32_t	part_bytes;
 	uint32_t	nsegs;
 	_Atomic(struct kvmm_view *) view;
 	uint64_t	extent_bytes;

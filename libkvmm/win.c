@@ -3,6 +3,11 @@
  * Windows: address space that is reserved once and never moves. Frame f lies at
  * base + f * stride, in extent f / frames_per_extent. What is mapped changes in
  * kvmm_win_sync() only (win_map.c), which also finds the next daemon.
+ *
+ * On a gang a frame is this rank's part of it, and so is an extent: the daemon
+ * says where in the file that lies. Stride and extent length are those of a part
+ * in the frame table, so nothing else differs. A member that maps nothing sets
+ * its bits all the same: magazines and matches go by what all members have.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -46,13 +51,17 @@ static int win_enter(struct kvmm_win *w, struct kvmm_att *a,
 		.max_frames = w->opts.max_frames,
 	};
 	struct shm table = SHM_INIT, wl = SHM_INIT;
+	uint64_t part_off;
 	uint16_t no;
+	bool blind;
 	int err;
 
 	err = kvmm_call(k, &o.h, WIRE_WINDOW, sizeof(*r), deadline);
 	if (err)
 		return err;
 	no = r->win;
+	part_off = r->part_off;
+	blind = r->flags & WIRE_WINDOW_BLIND;
 	err = shm_map_fd(&table, sock_msg_take_fd(k->msg), r->table_bytes, 0);
 	if (!err)
 		err = shm_map_fd(&wl, sock_msg_take_fd(k->msg),
@@ -68,6 +77,9 @@ static int win_enter(struct kvmm_win *w, struct kvmm_att *a,
 			       &wl, ret);
 	if (err)
 		goto out_fini;
+	(*ret)->page_bytes = w->part_bytes;
+	(*ret)->part_off = part_off;
+	(*ret)->blind = blind;
 	(*ret)->next = a->views;
 	a->views = *ret;
 	return 0;
@@ -108,18 +120,19 @@ static void win_show(struct kvmm_win *w, struct kvmm_view *v)
 		kvmm_view_want(v, LIB_MAG_TARGET);
 }
 
+static uint8_t gang_of(const struct kvmm_win *w)
+{
+	return kvmm_era_now(w->sp->k)->info.node[w->node].gang;
+}
+
 static int win_geometry(struct kvmm_win *w, const struct desc_class *c)
 {
-	uint32_t i, off = 0;
-
+	w->gang = gang_of(w);
 	w->nsegs = c->nsegs;
 	w->seg_off = calloc(c->nsegs, sizeof(*w->seg_off));
 	if (!w->seg_off)
 		return kvmm_fail(-ENOMEM, "out of memory");
-	for (i = 0; i < c->nsegs; i++) {
-		w->seg_off[i] = off;
-		off += c->segs[i].bytes;
-	}
+	w->part_bytes = desc_part(c, w->gang ? w->gang : 1, w->seg_off);
 	return 0;
 }
 
@@ -146,6 +159,11 @@ static int win_check(const struct kvmm_space *sp, unsigned int cls,
 	if (in->node[node].kind != KVMM_NODE_HOST)
 		return kvmm_fail(-EINVAL, "node %s cannot be mapped here",
 				 in->node[node].name);
+	if (in->node[node].gang && in->node[node].gang != sp->desc.world)
+		return kvmm_fail(-EINVAL,
+			"node %s is a gang of %u, the space is for a world of %u",
+			in->node[node].name, in->node[node].gang,
+			sp->desc.world);
 	if (o->spare || o->rights > KVMM_RW)
 		return kvmm_fail(-EINVAL, "kvmm_win_opts: rights %u, spare %u",
 				 o->rights, o->spare);
@@ -362,6 +380,10 @@ static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 			return err;
 		a = atomic_load_explicit(&sp->att, memory_order_relaxed);
 	}
+	if (gang_of(w) != w->gang)
+		return kvmm_fail(-EPROTO,
+			"the node was a gang of %u and is one of %u now: close the window",
+			w->gang, gang_of(w));
 	err = win_enter(w, a, &v, deadline);
 	if (err)
 		return err;
@@ -465,7 +487,7 @@ void kvmm_win_close(struct kvmm_win *w)
 
 void *kvmm_win_base(const struct kvmm_win *w, unsigned int seg)
 {
-	return seg < w->nsegs ? w->base + w->seg_off[seg] : NULL;
+	return seg < w->nsegs && w->base ? w->base + w->seg_off[seg] : NULL;
 }
 
 size_t kvmm_win_stride(const struct kvmm_win *w, unsigned int seg)
@@ -497,7 +519,7 @@ void *kvmm_win_ptr(const struct kvmm_win *w, unsigned int seg,
 		kvmm_fail_forked();
 		return NULL;
 	}
-	if (seg >= w->nsegs)
+	if (seg >= w->nsegs || !w->base)
 		return NULL;
 	/* acquire: pairs with show_dense(), after the mmap() */
 	dense = atomic_load_explicit(&w->dense, memory_order_acquire);

@@ -7,7 +7,8 @@
  *
  * A bit in the window's ledger says that an extent is mapped: set after the
  * mapping, cleared before the unmapping, so that a frame that we called a hit
- * is always readable.
+ * is always readable. A member of a gang that maps nothing (kvmm_view.blind) sets
+ * and clears it when it is told to.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -42,6 +43,8 @@ int kvmm_win_reserve(struct kvmm_win *w, const struct kvmm_view *v)
 	if (w->opts.max_frames)
 		n = min(n, 1 + div_round_up(w->opts.max_frames, v->fpe));
 	w->va_bytes = n * w->extent_bytes;
+	if (v->blind)
+		return 0;
 	p = mmap(NULL, w->va_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS |
 		 MAP_NORESERVE, -1, 0);
 	if (p == MAP_FAILED)
@@ -73,16 +76,20 @@ static int map_extent(struct kvmm_win *w, struct kvmm_view *v, uint32_t no,
 		      int fd)
 {
 	uint8_t *at = w->base + no * w->extent_bytes;
+	uint64_t end;
 	int prot = v->rights == KVMM_RW ? PROT_READ | PROT_WRITE : PROT_READ;
 	int seals = fcntl(fd, F_GET_SEALS);
 	struct stat st;
 	void *p;
 
 	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) < 0 ||
-	    (uint64_t)st.st_size < w->extent_bytes)
+	    v->part_off % PAGE_BYTES ||
+	    add_overflows(v->part_off, w->extent_bytes, &end) ||
+	    (uint64_t)st.st_size < end)
 		return kvmm_fail(-EPROTO, "extent %u is not what it should be",
 				 no);
-	p = mmap(at, w->extent_bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0);
+	p = mmap(at, w->extent_bytes, prot, MAP_SHARED | MAP_FIXED, fd,
+		 (off_t)v->part_off);
 	if (p == MAP_FAILED) {
 		int err = -errno;
 
@@ -94,17 +101,18 @@ static int map_extent(struct kvmm_win *w, struct kvmm_view *v, uint32_t no,
 	madvise(p, w->extent_bytes, MADV_DONTDUMP);
 	if (w->opts.on_extent)
 		w->opts.on_extent(w->opts.arg, at, w->extent_bytes, 1);
-	kvmm_view_set_mapped(v, no, true);
-	show_dense(w, v);
 	return 0;
 }
 
 static void unmap_extent(struct kvmm_win *w, struct kvmm_view *v, uint32_t no)
 {
-	uint8_t *at = w->base + no * w->extent_bytes;
+	uint8_t *at;
 
 	kvmm_view_set_mapped(v, no, false);
 	show_dense(w, v);
+	if (v->blind)
+		return;
+	at = w->base + no * w->extent_bytes;
 	if (w->opts.on_extent)
 		w->opts.on_extent(w->opts.arg, at, w->extent_bytes, 0);
 	reserve(at, w->extent_bytes);
@@ -144,15 +152,18 @@ static int apply_one(struct kvmm_win *w, struct kvmm_view *v,
 		}
 		return 0;
 	}
-	if (fd < 0)
+	if (fd < 0 && !v->blind)
 		return kvmm_fail(-EPROTO, "extent %u came without memory",
 				 x->no);
 	if (have)
 		return 0;	/* told twice */
-	err = map_extent(w, v, x->no, fd);
-	if (!err)
-		c->up++;
-	return err;
+	err = v->blind ? 0 : map_extent(w, v, x->no, fd);
+	if (err)
+		return err;
+	kvmm_view_set_mapped(v, x->no, true);
+	show_dense(w, v);
+	c->up++;
+	return 0;
 }
 
 /* One WIRE_EXTENTS; what cannot be mapped ends it. */
@@ -167,7 +178,7 @@ static int apply(struct kvmm_win *w, struct kvmm_view *v, struct sync_count *c)
 		return kvmm_fail(-EPROTO, "%u extents in %zu bytes", x->n,
 				 m->len);
 	for (i = 0; i < x->n && !err; i++) {
-		int fd = x->ext[i].up ? sock_msg_take_fd(m) : -1;
+		int fd = x->ext[i].up && !v->blind ? sock_msg_take_fd(m) : -1;
 
 		err = apply_one(w, v, &x->ext[i], fd, c);
 		close_fd(&fd);

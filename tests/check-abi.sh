@@ -40,7 +40,7 @@ kvmm_open_opts 24 size=0 flags=4 call_timeout_ns=8 name=16
 kvmm_engine 32 size=0 flags=4 token=8 rank=24 world=28
 kvmm_result 8 result=0 frame=4
 kvmm_done 32 tag=0 op=8 result=12 first=16 n=20 res=24
-kvmm_node_info 40 name=0 kind=16 below=17 size_bytes=24 extent_bytes=32
+kvmm_node_info 40 name=0 kind=16 below=17 gang=18 size_bytes=24 extent_bytes=32
 kvmm_info 760 size=0 abi=4 rights=8 nr_nodes=12 epoch=16 tenant=24 daemon_version=88 library_version=104 node=120
 kvmm_seg 12 bytes=0 align=4 layer=8 what=10 shard=11
 kvmm_class 24 name=0 page_bytes=8 nsegs=12 segs=16

@@ -196,6 +196,7 @@ static void do_hello(struct fk *f, uint32_t seq)
 	strcpy(w->node[0].name, "dram0");
 	w->node[0].kind = KVMM_NODE_HOST;
 	w->node[0].below = 1;
+	w->node[0].gang = f->gang;
 	strcpy(w->node[1].name, "nvme0");
 	w->node[1].kind = KVMM_NODE_NVME;
 	w->node[1].below = KVMM_NODE_NONE;
@@ -226,6 +227,8 @@ static void do_win_open(struct fk *f, const struct wire_win_open *o)
 		.win = o->cls,
 		.table_bytes = w->table.bytes,
 		.ledger_bytes = w->wl.bytes,
+		.flags = f->win_flags,
+		.part_off = f->part_off,
 	};
 	int fds[2] = { w->table.ro_fd, w->wl.fd };
 
@@ -256,7 +259,7 @@ static void do_win_sync(struct fk *f, const struct wire_win *q)
 		if (!up && !down)
 			continue;
 		r->ext[r->n++] = (struct wire_extent){ .no = i, .up = up };
-		if (up)
+		if (up && !(f->win_flags & WIRE_WINDOW_BLIND))
 			fds[n++] = w->extent[i];
 	}
 	r->seq = w->t->extent_seq;
@@ -418,7 +421,8 @@ void fk_extent_up(struct fk *f, unsigned int cls, uint32_t no)
 	struct fk_win *w = &f->win[cls];
 	struct shm s = SHM_INIT;
 
-	if (shm_create(&s, "fake-extent", EXTENT_BYTES, 0))
+	if (shm_create(&s, "fake-extent",
+		       max(f->gang, (uint8_t)1) * EXTENT_BYTES, 0))
 		abort();
 	w->extent[no] = take_fd(&s.fd);
 	shm_fini(&s);

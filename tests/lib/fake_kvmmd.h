@@ -54,6 +54,8 @@ struct fk_win {
  * struct fk - the daemon
  * @stopped:	as after SIGSTOP: the socket is accepted and not read
  * @full:	no reserve is granted
+ * @gang:	node 0 is one of so many parts; extents that come from now on
+ *		have as many. @part_off and @win_flags go into WIRE_WINDOW
  * @attaches, @detaches: how often it was asked
  */
 struct fk {
@@ -69,6 +71,9 @@ struct fk {
 	struct ledger	*l;
 	struct index	*ix;
 	uint32_t	rights;
+	uint8_t		gang;
+	uint16_t	win_flags;
+	uint64_t	part_off;
 	int		bell, notify;
 	uint32_t	sq_head, cq_tail;
 	uint64_t	arena_head;

@@ -85,6 +85,7 @@ enum kvmm_seg_what {
 	KVMM_SEG_SCALE, KVMM_SEG_INDEX,
 };
 
+/* What a rank holds of a segment on a gang. Elsewhere pages lie in one piece. */
 enum kvmm_seg_shard {
 	KVMM_MIRROR = 1,		/* every rank holds all of it */
 	KVMM_STRIPE = 2,		/* equal parts by rank */
@@ -278,12 +279,15 @@ KVMM_API const char *kvmm_error(const struct kvmm *k);
 /**
  * struct kvmm_node_info - one node
  * @below:	node it demotes to, %KVMM_NODE_NONE
+ * @gang:	0, or how many ranks its frames are for: they have a part for
+ *		each. Sizes are of all parts
  */
 struct kvmm_node_info {
 	char		name[16];
 	uint8_t		kind;		/* enum kvmm_node_kind */
 	uint8_t		below;
-	uint8_t		spare[6];
+	uint8_t		gang;
+	uint8_t		spare[5];
 	uint64_t	size_bytes;
 	uint64_t	extent_bytes;
 };
@@ -337,11 +341,16 @@ KVMM_API uint64_t kvmm_step_engine(const struct kvmm *k);
 
 /**
  * struct kvmm_seg - a part of a page
- * @bytes:	of the whole gang
- * @align:	power of two
+ * @bytes:	of the whole gang: of %KVMM_STRIPE each rank has bytes / world, of
+ *		%KVMM_MIRROR all
+ * @align:	power of two; also of each rank's share
  * @layer:	of the model
  * @what:	enum kvmm_seg_what
  * @shard:	enum kvmm_seg_shard
+ *
+ * In one piece - on a node that is no gang, below it, and for @crc of struct
+ * kvmm_pub - a page is its segments one after the other, a stripe the shares of
+ * ranks 0, 1, ... in turn, a mirror once: rank 0's.
  */
 struct kvmm_seg {
 	uint32_t	bytes;
@@ -468,7 +477,17 @@ struct kvmm_win_opts {
 
 /**
  * kvmm_win_open() - map a class's frames on a node into this process
- * Return: 0, -EINVAL (no such class or node, or it cannot be mapped), -EACCES,
+ *
+ * On a gang (&kvmm_node_info.gang) a rank maps its own part of each frame, and
+ * frame numbers are the same for all ranks: a page is published, hit, fetched
+ * and freed for all of them at once. All of the ranks open the window. A member
+ * with %KVMM_NO_STEP maps nothing: it matches, allocates, fetches and publishes
+ * by number, kvmm_win_base() and kvmm_win_ptr() are NULL, on_extent does not
+ * come. It calls kvmm_win_sync() like the others.
+ *
+ * Return: 0, -EINVAL (no such class or node, or it cannot be mapped; a gang of
+ * another world than the space's or the engine's, or no engine was joined),
+ * -EACCES,
  * -EBUSY (open already), -ENOSPC, -ENOMEM, -ESTALE (the daemon was replaced:
  * kvmm_win_sync() of an open window, or attach again), -ENOTCONN, -ETIMEDOUT.
  * The caller owns *@ret: kvmm_win_close().
@@ -490,7 +509,9 @@ KVMM_API void kvmm_win_close(struct kvmm_win *w);
  * kvmm_win_base() - [H] address of segment @seg of frame 0
  *
  * Fixed for the window's life, also over a change of daemon. Frame f lies at
- * base + f * kvmm_win_stride(). Frame 0 is private scratch of this process.
+ * base + f * kvmm_win_stride(). Frame 0 is private scratch of this process. On a
+ * gang it is this rank's share of the segment; NULL for a member that maps
+ * nothing.
  */
 KVMM_API void *kvmm_win_base(const struct kvmm_win *w, unsigned int seg);
 
@@ -813,13 +834,18 @@ KVMM_API int kvmm_report(struct kvmm_req *rq, unsigned int page, int verdict);
 /**
  * kvmm_read() - copy a pinned page out, in the caller's thread
  * @page:	index in the last match's hits
- * Return: bytes copied, -ENOENT (not a hit), -EINVAL.
+ *
+ * On a gang this rank's part of it: its shares of the segments in order, each
+ * where its alignment allows, as from kvmm_win_base() of the first on.
+ * Return: bytes copied, -ENOENT (not a hit), -EINVAL (a member that maps nothing).
  */
 KVMM_API int kvmm_read(struct kvmm_req *rq, unsigned int page,
 		       const struct iovec *iov, int n);
 
 /**
  * kvmm_write() - copy into an OPEN frame of this request
+ *
+ * On a gang into this rank's part of it, see kvmm_read().
  * Return: bytes copied, -EINVAL (not mine, or it does not fit).
  */
 KVMM_API int kvmm_write(struct kvmm_req *rq, unsigned int cls,
