@@ -2,6 +2,7 @@
 /* A client as tests use it; see client.h. */
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ipc/base/clock.h"
@@ -21,7 +22,7 @@ static const struct kvmm_group groups[] = {
 
 const struct kvmm_desc *tc_desc(const struct tc_opts *o)
 {
-	static _Thread_local struct kvmm_seg seg[3];
+	static _Thread_local struct kvmm_seg seg[6];
 	static _Thread_local struct kvmm_class cls[2];
 	static _Thread_local struct kvmm_desc desc;
 	uint32_t bytes = o && o->page_bytes ? o->page_bytes : TC_PAGE_BYTES;
@@ -46,6 +47,17 @@ const struct kvmm_desc *tc_desc(const struct tc_opts *o)
 		.ngroups = o && o->hybrid ? 3 : 1,
 		.classes = cls, .groups = groups,
 	};
+	if (o && o->world > 1) {
+		seg[3] = (struct kvmm_seg) { .bytes = bytes / 2, .align = 64,
+			.what = KVMM_SEG_K, .shard = KVMM_STRIPE };
+		seg[4] = (struct kvmm_seg) { .bytes = bytes / 4, .align = 64,
+			.what = KVMM_SEG_KV, .shard = KVMM_MIRROR };
+		seg[5] = (struct kvmm_seg) { .bytes = bytes / 4, .align = 64,
+			.what = KVMM_SEG_V, .shard = KVMM_STRIPE };
+		cls[0].nsegs = 3;
+		cls[0].segs = seg + 3;
+		desc.world = o->world;
+	}
 	return &desc;
 }
 
@@ -54,12 +66,16 @@ static int open_windows(struct tc *c, const struct tc_opts *o,
 {
 	struct kvmm_win_opts wo = { .size = sizeof(wo),
 				    .rights = o ? o->rights : 0 };
-	int err = kvmm_node_find(c->k, "dram0");
+	int err = kvmm_node_find(c->k, o && o->node ? o->node : "dram0");
+	struct kvmm_info info = { .size = sizeof(info) };
 	unsigned int i;
 
 	if (err < 0)
 		return err;
 	c->node = (kvmm_node_t)err;
+	T_OK(kvmm_info(c->k, &info));
+	c->gang = info.node[err].gang;
+	c->rank = o && o->engine ? o->engine->rank : 0;
 	for (i = 0; i < d->nclasses; i++) {
 		err = kvmm_win_open(c->sp, i, c->node, &wo, &c->win[i]);
 		if (err)
@@ -162,11 +178,72 @@ void tc_keys(const struct tc *c, uint64_t chain, uint32_t n,
 		tc_key(c, chain, i, group, &key[i]);
 }
 
+/* A share of a segment of a page on a gang: where it is, here and in the page. */
+struct share {
+	void		*at;
+	size_t		off, len;
+};
+
+/* The @i-th segment of the first class, see tc_desc(); false: there is none. */
+static bool gang_share(struct tc *c, kvmm_frame_t f, unsigned int i,
+		       struct share *s)
+{
+	size_t q = c->page_bytes[0] / 4;
+	size_t at[] = { 0, 2 * q, 3 * q, 4 * q };
+
+	if (i == 3)
+		return false;
+	s->at = kvmm_win_ptr(c->win[0], i, f);
+	T_CHECK(s->at, "frame %u is not mapped", f);
+	s->off = at[i];
+	s->len = at[i + 1] - at[i];
+	if (i == 1)
+		return true;		/* the mirror */
+	s->len /= c->gang;
+	s->off += c->rank * s->len;
+	return true;
+}
+
+static void gang_fill(struct tc *c, kvmm_frame_t f, const struct kvmm_key *key)
+{
+	uint8_t *page = malloc(c->page_bytes[0]);
+	struct share s;
+	unsigned int i;
+
+	T_CHECK(page);
+	pattern_fill(page, c->page_bytes[0], key);
+	for (i = 0; gang_share(c, f, i, &s); i++)
+		memcpy(s.at, page + s.off, s.len);
+	free(page);
+}
+
+static size_t gang_wrong(struct tc *c, kvmm_frame_t f,
+			 const struct kvmm_key *key)
+{
+	uint8_t *page = malloc(c->page_bytes[0]);
+	struct share s;
+	unsigned int i;
+	size_t j, wrong = 0;
+
+	T_CHECK(page);
+	pattern_fill(page, c->page_bytes[0], key);
+	for (i = 0; gang_share(c, f, i, &s); i++)
+		for (j = 0; j < s.len; j++)
+			wrong += ((uint8_t *)s.at)[j] != page[s.off + j];
+	free(page);
+	return wrong;
+}
+
 void tc_fill(struct tc *c, unsigned int cls, kvmm_frame_t f,
 	     const struct kvmm_key *key)
 {
-	void *page = kvmm_win_ptr(c->win[cls], 0, f);
+	void *page;
 
+	if (c->gang) {
+		gang_fill(c, f, key);
+		return;
+	}
+	page = kvmm_win_ptr(c->win[cls], 0, f);
 	T_CHECK(page, "frame %u is not mapped", f);
 	pattern_fill(page, c->page_bytes[cls], key);
 }
@@ -174,8 +251,11 @@ void tc_fill(struct tc *c, unsigned int cls, kvmm_frame_t f,
 size_t tc_wrong(struct tc *c, unsigned int cls, kvmm_frame_t f,
 		const struct kvmm_key *key)
 {
-	const void *page = kvmm_win_ptr(c->win[cls], 0, f);
+	const void *page;
 
+	if (c->gang)
+		return gang_wrong(c, f, key);
+	page = kvmm_win_ptr(c->win[cls], 0, f);
 	T_CHECK(page, "frame %u is not mapped", f);
 	return pattern_check(page, c->page_bytes[cls], key);
 }

@@ -44,6 +44,9 @@ enum tc_group {
  * @engine:	join it first
  * @timeout_ns:	of set-up calls
  * @no_window:	attach only
+ * @world:	of the descriptor; above 1 pages are striped and mirrored
+ * @node:	of the windows; "dram0". On a gang each rank writes and checks
+ *		its own part of a page
  */
 struct tc_opts {
 	const char	*model;
@@ -54,11 +57,15 @@ struct tc_opts {
 	const struct kvmm_engine *engine;
 	uint64_t	timeout_ns;
 	bool		no_window;
+	uint16_t	world;
+	const char	*node;
 };
 
 /**
  * struct tc - a client
  * @win:	by class
+ * @gang:	of the windows' node
+ * @rank:	of the engine that was joined
  * @tag:	the last one used
  * @nr_stray:	completions that nobody waited for
  */
@@ -69,6 +76,8 @@ struct tc {
 	unsigned int	nr_classes;
 	uint32_t	page_bytes[TC_MAX_CLASSES];
 	kvmm_node_t	node;
+	uint8_t		gang;
+	uint32_t	rank;
 	uint64_t	tag;
 	uint64_t	nr_stray;
 };
@@ -97,7 +106,8 @@ void tc_key(const struct tc *c, uint64_t chain, uint32_t i, unsigned int group,
 void tc_keys(const struct tc *c, uint64_t chain, uint32_t n,
 	     unsigned int group, struct kvmm_key *key);
 
-/** tc_fill() - write a page's bytes into a frame; tc_wrong() - count wrong ones */
+/** tc_fill() - write a page's bytes into a frame; tc_wrong() - count wrong ones;
+ * on a gang those of this rank's part */
 void tc_fill(struct tc *c, unsigned int cls, kvmm_frame_t f,
 	     const struct kvmm_key *key);
 size_t tc_wrong(struct tc *c, unsigned int cls, kvmm_frame_t f,

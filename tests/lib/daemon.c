@@ -110,16 +110,27 @@ static json_t *json_bytes(uint64_t bytes)
 static json_t *config_nodes(const struct test_daemon *d)
 {
 	const struct td_opts *o = &d->opts;
-	json_t *list = json_array(), *nvme;
+	json_t *list = json_array(), *nvme, *gang = NULL;
 	json_t *dram = json_pack("{s:s, s:s, s:o, s:o}", "name", "dram0",
 				 "kind", "host",
 				 "size", json_bytes(o->dram_bytes),
 				 "size_max", json_bytes(o->dram_max));
 
 	json_array_append_new(list, dram);
+	if (o->gang) {
+		uint64_t bytes = o->gang_bytes ? o->gang_bytes : 64 << 20;
+
+		gang = json_pack("{s:s, s:s, s:i, s:o, s:o}", "name", "gang0",
+				 "kind", "host", "gang", (int)o->gang,
+				 "size", json_bytes(bytes),
+				 "size_max", json_bytes(bytes));
+		json_array_append_new(list, gang);
+	}
 	if (!o->nvme_bytes)
 		return list;
 	json_object_set_new(dram, "below", json_string("nvme0"));
+	if (gang)
+		json_object_set_new(gang, "below", json_string("nvme0"));
 	nvme = json_pack("{s:s, s:s, s:s, s:o, s:s}",
 			 "name", "nvme0", "kind", "nvme", "path", d->nvme,
 			 "size", json_bytes(o->nvme_bytes),

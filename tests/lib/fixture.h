@@ -14,7 +14,7 @@
 #include "tests/lib/daemon.h"
 #include "tests/lib/proc.h"
 
-#define FX_PROCS	8
+#define FX_PROCS	12
 #define MIB		(UINT64_C(1) << 20)
 
 /**
