@@ -299,7 +299,8 @@ static int join_check(const struct mm_client *c, uint32_t rank, uint32_t world,
 
 /*
  * Who has the place already. The same process may take it again when its old
- * connection is closed: it came back, and its step word is the new one now.
+ * connection is closed: it came back, and its step word and what it has mapped
+ * are the new ones now. One that only reads has no place that others could take.
  */
 static int join_place(struct mm_engine *en, const struct mm_client *c,
 		      uint32_t rank, uint32_t flags, struct mm_client **old,
@@ -313,13 +314,13 @@ static int join_place(struct mm_engine *en, const struct mm_client *c,
 		bool leader_taken = (flags & m->flags & KVMM_LEADER) &&
 				    !m->replaced;
 
-		if (!rank_taken && !leader_taken)
-			continue;
-		if (!m->connected && m->o.pid == c->o.pid &&
+		if (!m->connected && !m->replaced && m->o.pid == c->o.pid &&
 		    m->flags == flags && m->rank == rank) {
 			*old = m;
 			continue;
 		}
+		if (!rank_taken && !leader_taken)
+			continue;
 		return errmsg_set(e, -EEXIST, rank_taken ?
 			"rank %u is taken by process %d" :
 			"rank %u: process %d is the leader already",

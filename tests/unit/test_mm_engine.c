@@ -158,6 +158,25 @@ static void process_that_comes_back_takes_its_place_again(void **state)
 	assert_int_equal(engine_step(a->mc->engine), 4);
 }
 
+/* What its old windows have mapped holds nothing up. */
+static void reader_that_comes_back_is_one_member(void **state)
+{
+	struct rig_client *c;
+
+	two_members(KVMM_NO_STEP);
+	c = mr_client(&rig, 2, KVMM_RW);
+	assert_int_equal(join(c, 1, 0, 1, KVMM_NO_STEP), 0);
+	assert_false(a->mc->replaced);
+	mm_client_disconnect(a->mc);
+	c = mr_client(&rig, 3, KVMM_RW);
+	c->mc->o.pid = a->mc->o.pid;
+	assert_int_equal(join(c, 1, 0, 1, KVMM_NO_STEP), 0);
+	assert_true(a->mc->replaced);
+	assert_true(win_mapped(b->win, 0));
+	atomic_store(&a->win->bitmap[0], 0);
+	assert_true(win_mapped(b->win, 0));
+}
+
 static void step_is_the_minimum_over_all_members(void **state)
 {
 	struct ring_pub p;
@@ -506,6 +525,7 @@ int main(void)
 		T(joining_waits_for_answers),
 		T(members_hear_of_each_other),
 		T(process_that_comes_back_takes_its_place_again),
+		T(reader_that_comes_back_is_one_member),
 		T(step_is_the_minimum_over_all_members),
 		T(nothing_with_a_step_happens_before_all_joined),
 		T(step_written_by_a_stream_is_seen_within_milliseconds),
