@@ -23,6 +23,12 @@
 #define LEDGER_CQ_ENTRIES	8192	/* completion ring, slots of 64 bytes */
 #define LEDGER_ARENA_BYTES	(4u << 20)
 #define LEDGER_REQ_SLOTS	4096
+#define LEDGER_AGREE_ENTRIES	1024	/* decisions that are kept */
+#define LEDGER_AGREE_VALUES	64	/* of one decision */
+#define LEDGER_COUNTERS		64	/* of a member, kvmm_agree_min() */
+#define LEDGER_FROZEN_SLOTS	16384	/* matches that can be found */
+#define LEDGER_FROZEN_PROBES	16	/* slots that one may be in */
+#define LEDGER_FROZEN_BYTES	(4u << 20) /* of the log that they lie in */
 
 /* enum ledger_engine_state: how the client's engine is */
 enum ledger_engine_state {
@@ -54,6 +60,84 @@ struct ledger_req {
 static_assert(sizeof(struct ledger_req) == 64, "shm ABI");
 
 /**
+ * struct ledger_agree - what the leader has decided for a step
+ * @seq:	step + 1; 0 while there is none or it is being written
+ * @n:		values
+ * @v:		the decision
+ *
+ * Place step % %LEDGER_AGREE_ENTRIES. In one place steps only grow, so a value
+ * of @seq never comes back. The writer stores seq = 0, then @n and @v, then
+ * seq = step + 1, all but the first with release; a reader loads @seq, what it
+ * wants and @seq again, all but the last with acquire. Whoever has read one word
+ * of a later write sees its 0, or something later, the second time.
+ */
+struct ledger_agree {
+	_Atomic uint64_t	seq;
+	_Atomic uint32_t	n;
+	uint32_t		spare0;
+	_Atomic uint64_t	v[LEDGER_AGREE_VALUES];
+	uint64_t		spare1[6];
+};
+static_assert(sizeof(struct ledger_agree) == 9 * 64, "shm ABI");
+
+/**
+ * struct ledger_talk - what a member tells the others
+ * @ready:	it has taken along what its former ledger had: until then that
+ *		one is to be read
+ * @met_leader:	&ledger.client of the leader whose ledger this member reads
+ * @met:	the same of the members with a step word, by rank
+ * @counter:	kvmm_agree_min()
+ */
+struct ledger_talk {
+	_Atomic uint32_t	ready;
+	_Atomic uint32_t	met_leader;
+	uint32_t		spare[14];
+	_Atomic uint32_t	met[KVMM_MAX_WORLD];
+	_Alignas(64) _Atomic uint64_t counter[LEDGER_COUNTERS];
+};
+static_assert(sizeof(struct ledger_talk) == 64 + 256 + 512, "shm ABI");
+
+/**
+ * struct ledger_frozen - the leader's matches, for the other members
+ * @low:	records that begin before it may have been overwritten
+ * @slot:	where a record begins: bytes of the log / 64, plus 1, and in the
+ *		top 16 bits those of its hash; 0: none
+ *
+ * The log follows: %LEDGER_FROZEN_BYTES in which struct ledger_match are written
+ * one after the other, at running positions that are multiples of 64; none
+ * wraps. A record is in one of %LEDGER_FROZEN_PROBES slots from its hash on.
+ *
+ * The writer stores @low, then the record's words with release, then the slot
+ * with release. A reader loads the slot and the words with acquire, then @low
+ * and the slot again: the words are of that record if @low is not beyond it.
+ */
+struct ledger_frozen {
+	_Atomic uint64_t	low;
+	uint64_t		spare[7];
+	_Atomic uint64_t	slot[LEDGER_FROZEN_SLOTS];
+};
+static_assert(sizeof(struct ledger_frozen) % 64 == 0, "shm ABI");
+
+#define LEDGER_FROZEN_SIZE	(sizeof(struct ledger_frozen) + \
+				 LEDGER_FROZEN_BYTES)
+
+/**
+ * struct ledger_match - one record of the log
+ * @id:		of the request
+ * @space_n:	the space's index in the header; hits << 32
+ * @m:		struct kvmm_match without its size, two fields a word
+ * @hit:	struct kvmm_hit, 12 bytes each, as they lie in memory
+ */
+struct ledger_match {
+	_Atomic uint64_t	id;
+	_Atomic uint64_t	space_n;
+	_Atomic uint64_t	m[3];
+	uint64_t		spare[3];
+	_Atomic uint64_t	hit[];
+};
+static_assert(sizeof(struct ledger_match) == 64, "shm ABI");
+
+/**
  * struct ledger - the base ledger
  * @magic:	%KVMM_MAGIC_LEDGER
  * @size:	sizeof(struct ledger)
@@ -63,6 +147,9 @@ static_assert(sizeof(struct ledger_req) == 64, "shm ABI");
  * @arena_off:	offset of the arena: batch arrays of submissions
  * @req_off:	offset of the request slots
  * @bytes:	size of the whole memfd
+ * @agree_off:	offset of struct ledger_agree[%LEDGER_AGREE_ENTRIES]
+ * @talk_off:	offset of struct ledger_talk
+ * @frozen_off:	offset of struct ledger_frozen and its log
  * @step:	all work of this process up to this step is complete. A line of
  *		its own: a GPU stream may write it. Dekker pair with
  *		@step_wanted: the client stores step, loads step_wanted, rings
@@ -92,7 +179,10 @@ struct ledger {
 	_Alignas(64) uint32_t	req_slots;
 	uint32_t		spare0;
 	uint64_t		bytes;
-	uint64_t		spare1[6];
+	uint64_t		agree_off;
+	uint64_t		talk_off;
+	uint64_t		frozen_off;
+	uint64_t		spare1[3];
 
 	_Alignas(64) _Atomic uint64_t step;
 	uint64_t		spare2[7];

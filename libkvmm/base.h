@@ -28,6 +28,12 @@
 /* Step words may be written by a stream, of which nobody tells us. */
 #define LIB_STEP_POLL_NS	NSEC_PER_MSEC
 
+/* How long a wait for the leader's decision spins, and then sleeps a time. */
+#define LIB_AGREE_SPIN_NS	(50 * NSEC_PER_USEC)
+#define LIB_AGREE_SLEEP_NS	(50 * NSEC_PER_USEC)
+/* Former daemons, or connections, that members may still talk through. */
+#define LIB_PAST_ERAS		4
+
 #define LIB_MAX_OPS		4096	/* in flight, a connection */
 #define LIB_MAX_KEYS		(1u << 22) /* of one match */
 #define LIB_MAG_TARGET		64	/* frames asked for at least */

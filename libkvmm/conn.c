@@ -187,12 +187,12 @@ static int enter_era(struct kvmm *k, struct kvmm_era *e)
 	k->state = CONN_UP;
 	atomic_store_explicit(&k->retry_ns, DEADLINE_NONE,
 			      memory_order_relaxed);
-	/* seq_cst: unlinks the old one, see lib.h */
-	atomic_store(&k->era, e);
+	kvmm_era_succeed(k, old, e);
 	if (old) {
 		/* once more: a step may have been done in the meantime */
 		kvmm_step_carry(old, e);
-		kvmm_era_put(old);
+		if (!atomic_load(&e->older))
+			kvmm_era_put(old);
 		stat_add(k, reconnects, 1);
 	}
 	return 0;
@@ -445,6 +445,7 @@ static struct kvmm *conn_new(void)
 	k->epfd = -1;
 	k->wake = -1;
 	kvmm_mutex_init(&k->lock, LOCK_CLIENT);
+	kvmm_mutex_init(&k->talk_lock, LOCK_TALK);
 	kvmm_mutex_init(&k->ops_lock, LOCK_OPS);
 	kvmm_cond_init(&k->cond);
 	list_init(&k->spaces);
@@ -470,12 +471,15 @@ static void conn_free(struct kvmm *k)
 	struct kvmm_era *e;
 
 	drop_socket(k);
-	if (kvmm_era_now(k))
-		unwatch(k, kvmm_era_now(k)->notify);
+	e = kvmm_era_now(k);
+	if (e) {
+		unwatch(k, e->notify);
+		kvmm_era_forget(e);
+	}
 	close_fd(&k->epfd);
 	close_fd(&k->wake);
 	kvmm_era_put(k->next);
-	kvmm_era_put(kvmm_era_now(k));
+	kvmm_era_put(e);
 	while ((e = k->word_eras)) {
 		k->word_eras = e->next_out;
 		kvmm_era_put(e);
@@ -492,6 +496,7 @@ static void conn_free(struct kvmm *k)
 		munmap((void *)k->alive, GUARD_BYTES);
 	kvmm_cond_fini(&k->cond);
 	kvmm_mutex_fini(&k->lock);
+	kvmm_mutex_fini(&k->talk_lock);
 	kvmm_mutex_fini(&k->ops_lock);
 	if (k->msg)
 		sock_msg_close_fds(k->msg);

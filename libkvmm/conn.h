@@ -89,6 +89,7 @@ struct kvmm {
 	struct list	done, told;
 	unsigned int	nr_done;
 
+	struct kvmm_mutex talk_lock;	/* what we write for other members */
 	struct kvmm_mutex ops_lock;
 	struct list	ready;
 	struct kvmm_req	*free_req;
@@ -180,6 +181,13 @@ int kvmm_call_stray(struct kvmm *k, struct sock_msg *m, int err);
 void kvmm_step_carry(struct kvmm_era *from, struct kvmm_era *to);
 /* The same, from the words of former eras that a stream may still write. */
 void kvmm_step_words(struct kvmm *k) __must_hold(&k->lock);
+
+/* agree.c, member.c */
+/* From @old, or nothing, to @e, which other members may have known for a while. */
+void kvmm_era_succeed(struct kvmm *k, struct kvmm_era *old, struct kvmm_era *e)
+	__must_hold(&k->lock);
+/* Eras before the present one that no member needs any more, go. */
+void kvmm_past_run(struct kvmm *k) __must_hold(&k->lock);
 
 /* poll.c */
 /* Take completions until @max are done; false: the ring makes no sense. */

@@ -47,8 +47,7 @@ void kvmm_reap(struct kvmm *k)
 
 /* -- creation ---------------------------------------------------------------- */
 
-/* Map all of a received memfd; the descriptor is not needed afterwards. */
-static int map_all(struct shm *s, int fd, size_t min_bytes, int writable)
+int kvmm_map_all(struct shm *s, int fd, size_t min_bytes, int writable)
 {
 	struct stat st;
 	int err;
@@ -84,16 +83,18 @@ static bool ledger_ok(const struct ledger *l, uint64_t bytes)
 		      l->bytes) &&
 	       inside(l->arena_off, l->arena_bytes, 1, l->bytes) &&
 	       inside(l->req_off, l->req_slots, sizeof(struct ledger_req),
-		      l->bytes);
+		      l->bytes) &&
+	       inside(l->agree_off, LEDGER_AGREE_ENTRIES,
+		      sizeof(struct ledger_agree), l->bytes) &&
+	       inside(l->talk_off, 1, sizeof(struct ledger_talk), l->bytes) &&
+	       inside(l->frozen_off, 1, LEDGER_FROZEN_SIZE, l->bytes);
 }
 
 static void era_free(struct kvmm_dead *d)
 {
 	struct kvmm_era *e = container_of(d, struct kvmm_era, dead);
-	unsigned int i;
 
-	for (i = 0; i < KVMM_MAX_WORLD; i++)
-		shm_fini(&e->peer_shm[i]);
+	kvmm_members_free(e);
 	shm_fini(&e->hdr_shm);
 	shm_fini(&e->ledger_shm);
 	close_fd(&e->doorbell);
@@ -130,8 +131,6 @@ static int era_tables(struct kvmm_era *e)
 
 static void era_init(struct kvmm_era *e, struct kvmm *k)
 {
-	unsigned int i;
-
 	e->dead.free = era_free;
 	e->k = k;
 	e->refs = 1;
@@ -139,8 +138,6 @@ static void era_init(struct kvmm_era *e, struct kvmm *k)
 	e->notify = -1;
 	e->hdr_shm = (struct shm)SHM_INIT;
 	e->ledger_shm = (struct shm)SHM_INIT;
-	for (i = 0; i < KVMM_MAX_WORLD; i++)
-		e->peer_shm[i] = (struct shm)SHM_INIT;
 	e->next_late_ns = DEADLINE_NONE;
 	kvmm_mutex_init(&e->sq_lock, LOCK_RING);
 	list_init(&e->ops);
@@ -159,6 +156,13 @@ static void era_cursors(struct kvmm_era *e)
 	e->cq_head = atomic_load_explicit(&l->cq.head, memory_order_relaxed);
 	e->arena_tail = atomic_load_explicit(&l->arena_head,
 					     memory_order_relaxed);
+	e->client = l->client;
+	e->agree_off = l->agree_off;
+	e->talk_off = l->talk_off;
+	e->frozen_off = l->frozen_off;
+	e->agree = (struct ledger_agree *)(base + e->agree_off);
+	e->talk = (struct ledger_talk *)(base + e->talk_off);
+	e->frozen = (struct ledger_frozen *)(base + e->frozen_off);
 }
 
 int kvmm_era_create(struct kvmm *k, struct sock_msg *m, struct kvmm_era **ret)
@@ -171,11 +175,11 @@ int kvmm_era_create(struct kvmm *k, struct sock_msg *m, struct kvmm_era **ret)
 		return kvmm_fail(-ENOMEM, "out of memory");
 	era_init(e, k);
 	e->epoch = w->epoch;
-	err = map_all(&e->hdr_shm, sock_msg_take_fd(m),
+	err = kvmm_map_all(&e->hdr_shm, sock_msg_take_fd(m),
 		      sizeof(struct kvmm_hdr), 0);
 	if (err)
 		goto out_bad;
-	err = map_all(&e->ledger_shm, sock_msg_take_fd(m),
+	err = kvmm_map_all(&e->ledger_shm, sock_msg_take_fd(m),
 		      sizeof(struct ledger), 1);
 	if (err)
 		goto out_bad;
@@ -200,31 +204,4 @@ out_bad:
 	era_free(&e->dead);
 	return kvmm_fail(err, "the daemon's welcome cannot be used: %s",
 			 strerror(-err));
-}
-
-/* -- the other members --------------------------------------------------------- */
-
-int kvmm_era_member(struct kvmm_era *e, struct sock_msg *m)
-{
-	const struct wire_member *w = (const struct wire_member *)m->buf;
-	struct shm s = SHM_INIT;
-	int err;
-
-	if (m->len < sizeof(*w))
-		return -EPROTO;
-	/*
-	 * Who left keeps its place: its step stands still, and so does the
-	 * engine's. The daemon says ENGINE_DYING in our ledger.
-	 */
-	if (w->gone || (w->flags & KVMM_NO_STEP))
-		return 0;
-	if (w->rank >= KVMM_MAX_WORLD || e->peer_shm[w->rank].addr)
-		return -EPROTO;
-	err = map_all(&s, sock_msg_take_fd(m), sizeof(struct ledger), 0);
-	if (err)
-		return err;
-	e->peer_shm[w->rank] = s;
-	/* release: pairs with the acquire in kvmm_era_step() */
-	atomic_store_explicit(&e->peer[w->rank], s.addr, memory_order_release);
-	return 0;
 }

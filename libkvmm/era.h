@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One daemon behind a connection: era.c, ring.c, step.c. */
+/* One daemon behind a connection: era.c, ring.c, step.c, member.c, agree.c. */
 #ifndef KVMM_LIBKVMM_ERA_H
 #define KVMM_LIBKVMM_ERA_H
 
@@ -19,13 +19,37 @@ struct kvmm_op_slot {
 };
 
 /**
+ * struct kvmm_member - another process of the engine (member.c)
+ * @next:	in era.members
+ * @prev:	whom it came back as: looked at until it is ready itself
+ * @talk:	by the era's own offsets: what it writes is not believed
+ * @client:	the daemon's number for it
+ */
+struct kvmm_member {
+	struct kvmm_dead dead;
+	struct kvmm_member *next;
+	_Atomic(struct kvmm_member *) prev;
+	struct shm	shm;
+	const struct ledger *ledger;
+	struct ledger_talk *talk;
+	uint32_t	client, rank, flags;
+};
+
+/**
  * struct kvmm_era - one daemon, as seen through one connection
- * @refs:	kvmm.era, every att
+ * @refs:	kvmm.era or the era after it, every att
+ * @older:	the era before, as long as another member may look or write there
+ *		and not here (member.c)
  * @lost:	the connection ended; nothing is posted or matched any more
  * @doorbell:	eventfd that wakes the daemon
  * @notify:	eventfd that the daemon wakes us with
- * @peer:	the other members' ledgers by rank, as far as they have a step
- *		word; @leader, which may have none, is not among them
+ * @client:	the daemon's number for us, as it was when we came
+ * @agree, @talk, @frozen: parts of the ledger, by offsets that were checked
+ * @members:	the other members, whoever came back in place of what he was
+ * @settling:	some of them are read, or may read, in former ledgers
+ * @peer:	those of them with a step word, by rank
+ * @leader:	the leader, unless it is us
+ * @frozen_pos:	where the next record of the log goes, under kvmm.talk_lock
  * @sq_tail, @arena_tail: the producer's own cursors, under @sq_lock
  * @cq_head:	the consumer's, under kvmm.lock
  * @slot:	operations in flight, under kvmm.ops_lock
@@ -43,13 +67,22 @@ struct kvmm_era {
 	const struct kvmm_hdr *hdr;
 	struct ledger	*ledger;
 	int		doorbell, notify;
+	_Atomic(struct kvmm_era *) older;
 
 	struct kvmm_info info;		/* of the welcome */
 
 	_Atomic bool	joined;
 	uint32_t	flags, rank, world;
-	_Atomic(const struct ledger *) peer[KVMM_MAX_WORLD];
-	struct shm	peer_shm[KVMM_MAX_WORLD];
+	uint32_t	client;
+	uint64_t	agree_off, talk_off, frozen_off;
+	struct ledger_agree *agree;
+	struct ledger_talk *talk;
+	struct ledger_frozen *frozen;
+	struct kvmm_member *members;
+	bool		settling;
+	_Atomic(struct kvmm_member *) peer[KVMM_MAX_WORLD];
+	_Atomic(struct kvmm_member *) leader;
+	uint64_t	frozen_pos;
 
 	struct kvmm_mutex sq_lock;
 	struct ring_sqe	*sq;
@@ -89,8 +122,48 @@ struct kvmm_deferred {
 struct sock_msg;
 int kvmm_era_create(struct kvmm *k, struct sock_msg *m, struct kvmm_era **ret);
 void kvmm_era_put(struct kvmm_era *e);
+/* Map all of a received memfd; the descriptor is not needed afterwards. */
+int kvmm_map_all(struct shm *s, int fd, size_t min_bytes, int writable);
+
+/* -- member.c, agree.c: the other members of the engine ------------------------------ */
+
 /* A member came or went (WIRE_MEMBER). Takes the message's descriptor. */
 int kvmm_era_member(struct kvmm_era *e, struct sock_msg *m);
+void kvmm_members_free(struct kvmm_era *e);
+/* Nobody needs the eras before @e. */
+void kvmm_era_forget(struct kvmm_era *e);
+/* Decisions and counters, so that the next ledger begins with them. */
+void kvmm_agree_carry(struct kvmm_era *from, struct kvmm_era *to);
+
+static inline bool kvmm_talk_ready(const struct ledger_talk *t)
+{
+	/* acquire: pairs with kvmm_era_succeed(): what it took along is there */
+	return atomic_load_explicit((_Atomic uint32_t *)&t->ready,
+				    memory_order_acquire);
+}
+
+/* Whose ledger is to be read: the first that is ready, else NULL. */
+static inline const struct kvmm_member *
+kvmm_member_ready(const _Atomic(struct kvmm_member *) *link)
+{
+	/* seq_cst, both: see the top of lib.h */
+	struct kvmm_member *m =
+		atomic_load((_Atomic(struct kvmm_member *) *)link);
+
+	while (m && !kvmm_talk_ready(m->talk))
+		m = atomic_load(&m->prev);
+	return m;
+}
+
+/* Does somebody read what the leader says here, who cannot ask it? */
+static inline bool kvmm_era_leads(const struct kvmm_era *e)
+{
+	/* acquire: pairs with set_joined() in conn.c */
+	return atomic_load_explicit((_Atomic bool *)&e->joined,
+				    memory_order_acquire) &&
+	       (e->flags & KVMM_LEADER) &&
+	       (e->world > 1 || (e->flags & KVMM_NO_STEP));
+}
 
 static inline struct ledger_req *kvmm_era_req(struct kvmm_era *e, uint32_t slot)
 {

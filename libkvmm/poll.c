@@ -240,6 +240,8 @@ static unsigned int turn(struct kvmm *k, struct kvmm_done *done,
 		kvmm_step_run(e);
 	}
 	look_at_socket(k, now, !k->nr_done);
+	if (!k->calling)
+		kvmm_past_run(k);
 	n = tell(k, done, max);
 	if (n)
 		k->busy_ns = now;

@@ -12,6 +12,7 @@
 uint64_t kvmm_era_step(const struct kvmm_era *e)
 {
 	uint64_t step = UINT64_MAX, v;
+	const struct kvmm_member *m;
 	uint32_t i;
 
 	/* acquire: pairs with set_joined() in conn.c */
@@ -23,11 +24,10 @@ uint64_t kvmm_era_step(const struct kvmm_era *e)
 		const struct ledger *l = e->ledger;
 
 		if ((e->flags & KVMM_NO_STEP) || i != e->rank) {
-			/* acquire: pairs with kvmm_era_member() */
-			l = atomic_load_explicit(&e->peer[i],
-						 memory_order_acquire);
-			if (!l)
+			m = kvmm_member_ready(&e->peer[i]);
+			if (!m)
 				return 0;	/* not all have joined */
+			l = m->ledger;
 		}
 		/* acquire: pairs with that member's step_done or stream */
 		v = atomic_load_explicit(&l->step, memory_order_acquire);

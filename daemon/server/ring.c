@@ -41,10 +41,15 @@
 #define CQ_OFF		(SQ_OFF + LEDGER_SQ_ENTRIES * sizeof(struct ring_sqe))
 #define REQ_OFF		(CQ_OFF + LEDGER_CQ_ENTRIES * sizeof(struct ring_cqe))
 #define ARENA_OFF	(REQ_OFF + LEDGER_REQ_SLOTS * sizeof(struct ledger_req))
-#define LEDGER_BYTES	(ARENA_OFF + LEDGER_ARENA_BYTES)
+#define AGREE_OFF	(ARENA_OFF + LEDGER_ARENA_BYTES)
+#define TALK_OFF	(AGREE_OFF + \
+			 LEDGER_AGREE_ENTRIES * sizeof(struct ledger_agree))
+#define FROZEN_OFF	(TALK_OFF + sizeof(struct ledger_talk))
+#define LEDGER_BYTES	((FROZEN_OFF + LEDGER_FROZEN_SIZE + 4095) & ~UINT64_C(4095))
 
 static_assert(sizeof(struct ledger) <= SQ_OFF, "ledger layout");
-static_assert(!(LEDGER_BYTES % 4096), "ledger layout");
+static_assert(!(AGREE_OFF % 64) && !(TALK_OFF % 64) && !(FROZEN_OFF % 64),
+	      "ledger layout");
 
 /**
  * struct answer - a completion that waits for room, or whose frames still
@@ -86,6 +91,9 @@ int ring_init(struct session *ss)
 	l->arena_bytes = LEDGER_ARENA_BYTES;
 	l->req_off = REQ_OFF;
 	l->req_slots = LEDGER_REQ_SLOTS;
+	l->agree_off = AGREE_OFF;
+	l->talk_off = TALK_OFF;
+	l->frozen_off = FROZEN_OFF;
 	l->bytes = LEDGER_BYTES;
 	/* nobody else has it yet */
 	atomic_store_explicit(&l->step_wanted, UINT64_MAX,

@@ -22,6 +22,7 @@ static _Thread_local uint64_t held_ranks;
 static const char *const rank_names[] = {
 	[LOCK_CLIENT]	= "client",
 	[LOCK_REQUESTS]	= "requests",
+	[LOCK_TALK]	= "talk",
 	[LOCK_MAGAZINE]	= "magazine",
 	[LOCK_OPS]	= "ops",
 	[LOCK_RING]	= "ring",

@@ -39,6 +39,8 @@
  * @LOCK_CLIENT:	libkvmm, a connection: its state, completions, the list
  *			of spaces. Never held while waiting for the daemon
  * @LOCK_REQUESTS:	libkvmm, one request: what it found and owns
+ * @LOCK_TALK:		libkvmm, what a member writes for the others of its
+ *			engine: decisions, counters, frozen matches
  * @LOCK_MAGAZINE:	libkvmm, the consumer side of one magazine
  * @LOCK_OPS:		libkvmm, operations in flight, request slots, what waits
  *			for a step
@@ -57,6 +59,7 @@
 enum lock_rank {
 	LOCK_CLIENT,
 	LOCK_REQUESTS,
+	LOCK_TALK,
 	LOCK_MAGAZINE,
 	LOCK_OPS,
 	LOCK_RING,

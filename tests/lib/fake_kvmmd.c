@@ -24,13 +24,17 @@ static int ledger_make(struct fk *f)
 	size_t cq = sq + LEDGER_SQ_ENTRIES * sizeof(struct ring_sqe);
 	size_t req = cq + LEDGER_CQ_ENTRIES * sizeof(struct ring_cqe);
 	size_t arena = req + LEDGER_REQ_SLOTS * sizeof(struct ledger_req);
-	size_t bytes = arena + LEDGER_ARENA_BYTES;
+	size_t agree = arena + LEDGER_ARENA_BYTES;
+	size_t talk = agree + LEDGER_AGREE_ENTRIES * sizeof(struct ledger_agree);
+	size_t frozen = talk + sizeof(struct ledger_talk);
+	size_t bytes = frozen + LEDGER_FROZEN_SIZE;
 	int err = shm_create(&f->ledger_shm, "fake-ledger", bytes, 1);
 
 	if (err)
 		return err;
 	f->l = f->ledger_shm.addr;
 	f->l->magic = KVMM_MAGIC_LEDGER;
+	f->l->client = ++f->clients;
 	f->l->size = sizeof(*f->l);
 	f->l->sq_entries = LEDGER_SQ_ENTRIES;
 	f->l->cq_entries = LEDGER_CQ_ENTRIES;
@@ -40,6 +44,9 @@ static int ledger_make(struct fk *f)
 	f->l->req_slots = LEDGER_REQ_SLOTS;
 	f->l->arena_off = arena;
 	f->l->arena_bytes = LEDGER_ARENA_BYTES;
+	f->l->agree_off = agree;
+	f->l->talk_off = talk;
+	f->l->frozen_off = frozen;
 	f->l->bytes = bytes;
 	f->l->engine_state = ENGINE_ALIVE;
 	f->l->step_wanted = UINT64_MAX;

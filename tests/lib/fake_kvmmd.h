@@ -75,7 +75,7 @@ struct fk {
 	uint16_t	win_flags;
 	uint64_t	part_off;
 	int		bell, notify;
-	uint32_t	sq_head, cq_tail;
+	uint32_t	sq_head, cq_tail, clients;
 	uint64_t	arena_head;
 	struct fk_win	win[FK_MAX_CLASSES];
 	unsigned int	nr_classes;

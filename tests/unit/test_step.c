@@ -338,9 +338,10 @@ static void an_engine_is_as_far_as_its_slowest_member(void **state)
 	assert_int_equal(kvmm_join(c.k, &e), 0);
 	kvmm_step_done(c.k, 5);
 	assert_int_equal(kvmm_step_engine(c.k), 0);
-	assert_int_equal(shm_create(&peer, "peer", 1 << 16, 1), 0);
+	assert_int_equal(shm_create(&peer, "peer", f.ledger_shm.bytes, 1), 0);
 	l = peer.addr;
 	l->step = 3;
+	((struct ledger_talk *)((char *)l + f.l->talk_off))->ready = 1;
 	w.ledger_bytes = peer.bytes;
 	assert_int_equal(sock_send(f.sock, &w.h, &peer.ro_fd, 1), 0);
 	while (!kvmm_step_engine(c.k))

@@ -337,6 +337,51 @@ KVMM_API uint64_t *kvmm_step_word(struct kvmm *k);
  */
 KVMM_API uint64_t kvmm_step_engine(const struct kvmm *k);
 
+/* -- what the members of an engine agree on -------------------------------- */
+
+/**
+ * kvmm_agree_post() - [H] the leader's decision for a step
+ * @step:	each once; a decision is kept until that of @step + 1,024
+ * @v:		@n values, 1 to 64; what they mean is the engine's
+ *
+ * Goes on while the daemon is away, stopped or being replaced.
+ * Return: 0; -EPERM (not the leader); -EINVAL; -EEXIST (posted already); -ESTALE
+ * (that of @step + 1,024, or a later one in its place, was posted before);
+ * -EOWNERDEAD (nothing was posted).
+ */
+KVMM_API int kvmm_agree_post(struct kvmm *k, uint64_t step, const uint64_t *v,
+			     unsigned int n);
+
+/**
+ * kvmm_agree_get() - [H] exactly that decision, by a deadline
+ * @step:	of kvmm_agree_post()
+ * @v:		written on success only
+ * @n:		as posted
+ * @deadline_ns: absolute CLOCK_MONOTONIC; 0 = look once
+ *
+ * No system call when it is there; else this spins for some 50 us, then sleeps
+ * for as long a time and looks again. What was posted before a member died is
+ * got by all. Without kvmm_join() a process posts and gets its own.
+ * Return: 0; -ETIMEDOUT; -EOWNERDEAD (a member is gone, and nobody decided on
+ * @step before); -ESTALE (overwritten already); -EMSGSIZE (posted with another
+ * @n); -EINVAL.
+ */
+KVMM_API int kvmm_agree_get(struct kvmm *k, uint64_t step, uint64_t *v,
+			    unsigned int n, uint64_t deadline_ns);
+
+/**
+ * kvmm_agree_min() - [H] publish an own counter, read the members' minimum
+ * @slot:	0 to 63
+ * @mine:	this member's value from now on; one with %KVMM_NO_STEP has none
+ *		and only reads
+ * @min:	over the members that have a step word; 0 until kvmm_poll() has
+ *		heard of all of them. A counter that was never published is 0
+ *
+ * Return: 0; -EINVAL; -EOWNERDEAD (a member is gone; @min is written).
+ */
+KVMM_API int kvmm_agree_min(struct kvmm *k, unsigned int slot, uint64_t mine,
+			    uint64_t *min);
+
 /* -- spaces ---------------------------------------------------------------- */
 
 /**
