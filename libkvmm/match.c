@@ -472,6 +472,7 @@ int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 	       unsigned int ngroups, kvmm_node_t node, struct kvmm_hit *hits,
 	       struct kvmm_match *m)
 {
+	struct kvmm_match out = { .size = sizeof(out) };
 	struct kvmm *k = rq->k;
 	struct kvmm_mset *set;
 	int err;
@@ -492,7 +493,11 @@ int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 	set->gen = ++rq->gen;
 	rq->cur = !rq->cur;
 	kvmm_hits_out(set, rq->att ? rq->att->era : NULL, hits);
-	kvmm_match_out(set, rq->att ? rq->att->era : NULL, m);
+	kvmm_match_out(set, rq->att ? rq->att->era : NULL, &out);
+	if (rq->att && kvmm_era_leads(rq->att->era))
+		kvmm_freeze(rq, hits, set->n, &out);
+	out.size = m->size;
+	memcpy(m, &out, min_t(size_t, m->size, sizeof(out)));
 	kvmm_req_show_pins(rq);
 	count_match(k, set);
 out_unlock:

@@ -168,6 +168,7 @@ static void req_recycle(struct kvmm_req *rq)
 	rq->att = NULL;
 	rq->sp = NULL;
 	rq->nr_own = 0;
+	rq->frozen = 0;
 	rq->nr_ops = 0;
 	rq->nr_flying = 0;
 	rq->ended = false;
@@ -490,6 +491,7 @@ static int req_end(struct kvmm_req *rq, int how, uint64_t after)
 	rq->ended = true;
 	rq->how = how;
 	rq->after = after;
+	kvmm_thaw(rq);
 	tails_of_match(rq);
 	if (!rq->nr_ops) {
 		req_finish(rq);

@@ -119,6 +119,7 @@ struct kvmm_tail {
  *		new match is built in
  * @p:		kvmm_peek()'s scratch
  * @held:	views that it has used and keeps a reference on
+ * @frozen:	its place in the ledger's table of frozen matches, plus 1
  * @nr_ops:	operations in flight
  * @nr_flying:	pages in them: each may become a pin or an OPEN frame again
  *
@@ -145,6 +146,7 @@ struct kvmm_req {
 	struct kvmm_view *held[REQ_MAX_VIEWS];
 	unsigned int	nr_held;
 	struct kvmm_tail tail[KVMM_MAX_GROUPS];
+	uint32_t	frozen;
 	uint32_t	nr_ops;
 	uint32_t	nr_flying;
 	bool		ended;
@@ -261,6 +263,14 @@ void kvmm_hits_out(const struct kvmm_mset *m, const struct kvmm_era *e,
 		   struct kvmm_hit *hits);
 uint32_t kvmm_load_us(const struct kvmm_hdr *hdr, unsigned int node,
 		      uint32_t bytes);
+
+/* freeze.c: what the ranks are told; the era's leader only, under the req's lock */
+void kvmm_freeze(struct kvmm_req *rq, const struct kvmm_hit *hits, uint32_t n,
+		 const struct kvmm_match *m);
+/* The match of @rq has changed. */
+void kvmm_freeze_again(struct kvmm_req *rq);
+/* There is none any more. */
+void kvmm_thaw(struct kvmm_req *rq);
 
 /* -- frames (frames.c) ---------------------------------------------------------------------- */
 

@@ -121,6 +121,7 @@ int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after)
 	}
 	if (n < m->n_here)
 		m->n_here = n;
+	kvmm_freeze_again(rq);
 	kvmm_req_show_pins(rq);
 	kvmm_unlock(&rq->lock);
 	for (i = 0; i < KVMM_MAX_GROUPS; i++)

@@ -738,6 +738,24 @@ KVMM_API int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 			struct kvmm_hit *hits, struct kvmm_match *m);
 
 /**
+ * kvmm_match_get() - [H] what the leader's last match of a request found
+ * @id:		of kvmm_req_open() in the leader
+ * @hits:	as kvmm_match() gave them to it; at most @max are written
+ * @m:		likewise
+ *
+ * For the engine's other members, in the same space. The frames are pinned by
+ * the leader until it ends the request, and no longer: nothing is pinned here.
+ * A later kvmm_match() or kvmm_trim() of the leader replaces it.
+ * Return: hits of that match, which may be more than @max; -EAGAIN (none, or
+ * none any more: a very long one, or one so old that 4 MiB of others followed,
+ * is forgotten before its request ends); -EOWNERDEAD; -EINVAL. @hits may have
+ * been written to in either case.
+ */
+KVMM_API int kvmm_match_get(struct kvmm_space *sp, uint64_t id,
+			    struct kvmm_hit *hits, unsigned int max,
+			    struct kvmm_match *m);
+
+/**
  * kvmm_trim() - [H] keep the pins of the first @n units only
  * @after: last launched step that reads the others; 0 = none
  *
