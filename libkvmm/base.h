@@ -43,6 +43,8 @@
 #define BREAK_PINBARRIER	1u	/* pin without an atomic operation */
 #define BREAK_GENERATION	2u	/* compare the state only */
 #define BREAK_READY		4u	/* compare the generation only */
+/* No protection is taken away, but what a kernel may refuse is refused. */
+#define BREAK_REMAP		8u	/* no second mapping of a frame */
 
 #ifdef KVMM_TEST_BUILD
 extern unsigned int kvmm_breaks;

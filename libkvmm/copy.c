@@ -14,8 +14,7 @@ static int fail_blind(const struct kvmm_view *v)
 		v->node);
 }
 
-/* Address of a frame; NULL: its extent is not mapped, or the window closed. */
-static uint8_t *frame_addr(const struct kvmm_view *v, uint32_t frame)
+uint8_t *kvmm_frame_addr(const struct kvmm_view *v, uint32_t frame)
 {
 	/* acquire: pairs with win_show() in win.c */
 	uint8_t *base = atomic_load_explicit(&v->base, memory_order_acquire);
@@ -53,7 +52,7 @@ static int read_page(struct kvmm_req *rq, unsigned int page,
 	v = kvmm_mset_group(m, page)->view;
 	if (v->blind)
 		return fail_blind(v);
-	from = frame_addr(v, p->frame);
+	from = kvmm_frame_addr(v, p->frame);
 	if (!from)
 		return kvmm_fail(-ENOENT,
 			"page %u is not mapped: kvmm_win_sync()", page);
@@ -105,7 +104,7 @@ static int write_frame(struct kvmm_req *rq, unsigned int cls,
 	if (bytes > v->page_bytes)
 		return kvmm_fail(-EINVAL, "%zu bytes into a page of %u", bytes,
 				 v->page_bytes);
-	to = frame_addr(v, frame);
+	to = kvmm_frame_addr(v, frame);
 	if (!to)
 		return kvmm_fail(-EINVAL, "frame %u is not mapped", frame);
 	for (i = 0; i < n; i++) {

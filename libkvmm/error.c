@@ -74,5 +74,7 @@ void kvmm_breaks_init(void)
 		kvmm_breaks |= BREAK_GENERATION;
 	if (strstr(s, "ready"))
 		kvmm_breaks |= BREAK_READY;
+	if (strstr(s, "remap"))
+		kvmm_breaks |= BREAK_REMAP;
 }
 #endif

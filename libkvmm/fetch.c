@@ -271,19 +271,14 @@ static uint64_t default_deadline(const struct kvmm_req *rq,
 }
 
 static int fetch_check(struct kvmm_req *rq, unsigned int first,
-		       unsigned int end)
+		       unsigned int end) __must_hold(&rq->lock)
 {
 	const struct kvmm_mset *m = kvmm_req_match(rq);
 
-	if (!rq->att)
-		return kvmm_fail(-ENOTCONN, "no daemon");
-	if (rq->att->era != kvmm_era_now(rq->k))
-		return kvmm_fail(-ESTALE,
-			"the request is of a daemon that is gone");
-	if (kvmm_era_lost(rq->att->era))
-		return kvmm_fail(-ENOTCONN, "no daemon");
-	if (kvmm_era_dying(rq->att->era))
-		return kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
+	int err = kvmm_req_alive(rq);
+
+	if (err)
+		return err;
 	if (!m->ngroups || first >= end || end > m->max_units)
 		return kvmm_fail(-EINVAL,
 			"units [%u, %u) asked for, the match has %u", first,

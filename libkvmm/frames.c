@@ -229,7 +229,7 @@ void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 /* -- public ------------------------------------------------------------------------- */
 
 /* The view that an allocation is for, or an error with its sentence. */
-static int alloc_view(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
+static int alloc_view(struct kvmm_req *rq, unsigned int cls, unsigned int node,
 		      struct kvmm_view **ret) __must_hold(&rq->lock)
 {
 	struct kvmm_view *v;
@@ -253,7 +253,7 @@ static int alloc_view(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 	return 0;
 }
 
-static int alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
+static int alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
 		 uint32_t n, kvmm_frame_t *frames) __must_hold(&rq->lock)
 {
 	struct kvmm_view *v;
@@ -285,6 +285,17 @@ static int alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 	return 0;
 }
 
+int kvmm_frames_alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
+		      uint32_t n, uint32_t *frames)
+{
+	int err = alloc(rq, cls, node, n, frames);
+
+	stat_add(rq->k, allocs, 1);
+	if (err == -EAGAIN)
+		stat_add(rq->k, alloc_refused, 1);
+	return err;
+}
+
 int kvmm_alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 	       unsigned int n, kvmm_frame_t *frames, unsigned int flags)
 {
@@ -298,11 +309,8 @@ int kvmm_alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 		return kvmm_fail(-EINVAL, "unknown flags 0x%x", flags);
 	}
 	kvmm_lock(&rq->lock);
-	err = alloc(rq, cls, node, n, frames);
+	err = kvmm_frames_alloc(rq, cls, node, n, frames);
 	kvmm_unlock(&rq->lock);
-	stat_add(k, allocs, 1);
-	if (err == -EAGAIN)
-		stat_add(k, alloc_refused, 1);
 	kvmm_exit(k);
 	return err;
 }

@@ -12,6 +12,8 @@
  *   space, win		the user's handles; they outlive eras
  *   req		bound to one att; its pins and frames lie in its views
  *   op			a publish or fetch in flight; keeps its request alive
+ *   blob		what a request writes or reads in several pages; goes with
+ *			its request, or before
  *
  * Who may free what another thread may be looking at: every hot call runs
  * between kvmm_enter() and kvmm_exit(), which count readers. An object that was
@@ -30,6 +32,7 @@
 #define KVMM_LIBKVMM_LIB_H
 
 #include "libkvmm/base.h"
+#include "libkvmm/blob.h"
 #include "libkvmm/conn.h"
 #include "libkvmm/era.h"
 #include "libkvmm/op.h"

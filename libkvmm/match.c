@@ -413,8 +413,7 @@ static void count_match(struct kvmm *k, const struct kvmm_mset *m)
 		stat_add(k, pin_races, m->races);
 }
 
-/* Does the space answer matches at all? */
-static bool answers(const struct kvmm_req *rq)
+bool kvmm_req_answers(const struct kvmm_req *rq)
 {
 	const struct kvmm_att *a = rq->att;
 	uint32_t mode;
@@ -459,7 +458,7 @@ int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
 	kvmm_lock(&rq->lock);
 	err = match_begin(rq, &rq->p, keys, ngroups, node, m, false);
 	if (!err) {
-		if (answers(rq))
+		if (kvmm_req_answers(rq))
 			look_all(rq->att, &rq->p, false);
 		kvmm_match_out(&rq->p, rq->att ? rq->att->era : NULL, m);
 	}
@@ -484,7 +483,7 @@ int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 	err = match_begin(rq, set, keys, ngroups, node, m, true);
 	if (err)
 		goto out_unlock;
-	if (answers(rq) && !set->blind) {
+	if (kvmm_req_answers(rq) && !set->blind) {
 		look_all(rq->att, set, true);
 		pin_all(rq->att, set);
 	}

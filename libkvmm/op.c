@@ -10,6 +10,7 @@
  */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "libkvmm/lib.h"
 
@@ -86,6 +87,10 @@ struct kvmm_job *kvmm_op_alloc(struct kvmm *k, uint32_t npages, uint32_t nres)
 	op->rq = NULL;
 	op->era = NULL;
 	op->deadline_ns = DEADLINE_NONE;
+	op->blob = NULL;
+	op->load = NULL;
+	op->over = false;
+	op->wake = -1;
 	op->nr_parts = 0;
 	op->nr_pending = 0;
 	memset(&op->done, 0, sizeof(op->done));
@@ -223,6 +228,22 @@ struct kvmm_job *kvmm_op_find(struct kvmm_era *e, uint64_t wire,
 
 /* -- ends ------------------------------------------------------------------------ */
 
+/* Somebody is told: by a poll, or who waits for it. */
+static void op_over(struct kvmm *k, struct kvmm_job *op)
+{
+	uint64_t one = 1;
+
+	if (!op->load) {
+		list_add_tail(&k->done, &op->link);
+		k->nr_done++;
+		return;
+	}
+	op->over = true;
+	/* a full counter wakes as well */
+	if (op->wake >= 0 && write(op->wake, &one, sizeof(one)) < 0)
+		return;
+}
+
 /*
  * Into the results of the user, under the lock of its request; the last part
  * makes the operation done. kvmm.lock is held: only a poll gets here.
@@ -248,6 +269,10 @@ static void op_part_over(struct kvmm_job *op, unsigned int i, int err,
 		kvmm_publish_result(op, &op->part[i], err, res);
 	else if (op->done.op == KVMM_OP_FETCH)
 		kvmm_fetch_result(op, &op->part[i], err, res);
+	else if (op->done.op == KVMM_OP_BLOB)
+		kvmm_blob_result(op, &op->part[i], err, res);
+	else if (op->done.op == LIB_OP_LOAD)
+		kvmm_blob_fetched(op, &op->part[i], err, res);
 	if (err)
 		op->done.result = err;
 	if (op->nr_pending) {
@@ -255,8 +280,7 @@ static void op_part_over(struct kvmm_job *op, unsigned int i, int err,
 			kvmm_unlock(&rq->lock);
 		return;
 	}
-	list_add_tail(&k->done, &op->link);
-	k->nr_done++;
+	op_over(k, op);
 	if (rq)
 		kvmm_req_op_done(rq);
 }
@@ -387,7 +411,7 @@ int kvmm_cancel(struct kvmm *k, uint64_t tag)
 	e = kvmm_era_now(k);
 	kvmm_lock(&k->ops_lock);
 	list_for_each_entry(op, &e->ops, link)
-		if (op->done.tag == tag) {
+		if (!op->load && op->done.tag == tag) {
 			n = op_wires(op, wire);
 			break;
 		}

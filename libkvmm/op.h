@@ -25,10 +25,16 @@ struct kvmm_op_part {
 	uint32_t	bytes;
 };
 
+/* Of the library's own: done.op of an operation that nobody is told of. */
+#define LIB_OP_LOAD	0x100u
+
 /**
  * struct kvmm_job - an operation in flight, or done and not yet told
  * @gen:	fetch: of the match whose pages they are
  * @deadline_ns: the library answers by itself after it
+ * @blob:	KVMM_OP_BLOB: what is published
+ * @load:	LIB_OP_LOAD: whose pages they are; kvmm_op_wait() waits for it
+ * @over:	LIB_OP_LOAD: it is; under kvmm.lock, as @wake is, an eventfd or -1
  * @done:	what kvmm_poll() will say
  * @res:	its results, @n of them
  */
@@ -38,6 +44,10 @@ struct kvmm_job {
 	struct kvmm_era	*era;
 	uint32_t	gen;
 	uint64_t	deadline_ns;
+	struct kvmm_blob *blob;
+	struct kvmm_mset *load;
+	bool		over;
+	int		wake;
 	struct kvmm_done done;
 	struct kvmm_op_part part[KVMM_MAX_CLASSES];
 	unsigned int	nr_parts, nr_pending;
@@ -76,6 +86,16 @@ void kvmm_ops_fail(struct kvmm_era *e, int err);
 /* Those whose time is up. kvmm.lock is held, as for all of these. */
 void kvmm_ops_late(struct kvmm_era *e, uint64_t now);
 
+/*
+ * poll.c: until @op is over, which is by its deadline. Other completions are
+ * kept for kvmm_poll(). Under no lock, and not between kvmm_enter() and
+ * kvmm_exit().
+ */
+void kvmm_op_wait(struct kvmm *k, struct kvmm_job *op);
+
+/* The window to publish in, or an error with its sentence. */
+int kvmm_publish_view(struct kvmm_req *rq, unsigned int cls, unsigned int node,
+		      struct kvmm_view **ret) __must_hold(&rq->lock);
 void kvmm_publish_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 			 int err, const struct ring_result *res);
 void kvmm_fetch_result(struct kvmm_job *op, const struct kvmm_op_part *part,

@@ -12,9 +12,12 @@
  * is in flight and something moved in the last %LIB_SPIN_NS.
  */
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "ipc/base/fd.h"
 #include "libkvmm/lib.h"
 
 /* -- completions --------------------------------------------------------------- */
@@ -222,14 +225,12 @@ static void look_at_socket(struct kvmm *k, uint64_t now, bool idle)
 	kvmm_conn_run(k, now);
 }
 
-static unsigned int turn(struct kvmm *k, struct kvmm_done *done,
-			 unsigned int max) __must_hold(&k->lock)
+/* Take what has come, until @max are to be told. */
+static void take(struct kvmm *k, uint64_t now, unsigned int max)
+	__must_hold(&k->lock)
 {
 	struct kvmm_era *e = kvmm_era_now(k);
-	uint64_t now = now_ns();
-	unsigned int n;
 
-	take_ready(k);
 	if (k->state == CONN_UP) {
 		woken(k, e);
 		note_activity(k, e, now);
@@ -242,6 +243,16 @@ static unsigned int turn(struct kvmm *k, struct kvmm_done *done,
 	look_at_socket(k, now, !k->nr_done);
 	if (!k->calling)
 		kvmm_past_run(k);
+}
+
+static unsigned int turn(struct kvmm *k, struct kvmm_done *done,
+			 unsigned int max) __must_hold(&k->lock)
+{
+	uint64_t now = now_ns();
+	unsigned int n;
+
+	take_ready(k);
+	take(k, now, max);
 	n = tell(k, done, max);
 	if (n)
 		k->busy_ns = now;
@@ -273,6 +284,68 @@ int kvmm_poll(struct kvmm *k, struct kvmm_done *done, unsigned int max)
 	kvmm_reap(k);
 	kvmm_unlock(&k->lock);
 	return n;
+}
+
+/* -- waiting for one ------------------------------------------------------------------- */
+
+#define WAIT_MS		5	/* between two looks at the socket */
+
+/*
+ * Sleep until the daemon writes, or another thread has taken what we wait for.
+ * Not on kvmm_fd(): that is readable while there is something to be told, which
+ * we do not do.
+ */
+static void wait_a_little(const struct kvmm_era *e, const struct kvmm_job *op)
+{
+	struct pollfd fd[2] = {
+		{ .fd = e->notify, .events = POLLIN },
+		{ .fd = op->wake, .events = POLLIN },	/* -1 is passed over */
+	};
+	uint64_t now = now_ns();
+	uint64_t ms = op->deadline_ns <= now ? 0 :
+		      (op->deadline_ns - now) / NSEC_PER_MSEC + 1;
+
+	poll(fd, ARRAY_SIZE(fd), min(ms, (uint64_t)WAIT_MS));
+}
+
+/* True: look again at once. */
+static bool wait_turn(struct kvmm *k, struct kvmm_job *op)
+	__must_hold(&k->lock)
+{
+	struct kvmm_era *e = kvmm_era_now(k);
+
+	take(k, now_ns(), UINT32_MAX);
+	if (op->over)
+		return true;
+	if (k->state != CONN_UP || go_to_sleep(k, e, now_ns()))
+		return true;
+	return k->fd_ready;		/* it is worth to stay awake */
+}
+
+void kvmm_op_wait(struct kvmm *k, struct kvmm_job *op)
+{
+	struct kvmm_era *e = op->era;
+	int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+	bool over = false;
+
+	kvmm_lock(&k->lock);
+	op->wake = fd;
+	kvmm_unlock(&k->lock);
+	while (!over && kvmm_enter(k)) {
+		bool again;
+
+		kvmm_lock(&k->lock);
+		again = wait_turn(k, op);
+		over = op->over;
+		/* what others wait for has gone past their kvmm_fd() */
+		if (k->nr_done && (over || !again))
+			kvmm_kick(k);
+		kvmm_unlock(&k->lock);
+		kvmm_exit(k);
+		if (!again)
+			wait_a_little(e, op);
+	}
+	close_fd(&fd);
 }
 
 uint64_t kvmm_next_deadline(struct kvmm *k)

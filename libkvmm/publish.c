@@ -104,6 +104,9 @@ static int check_groups(const struct kvmm_req *rq, const struct kvmm_pub *pub,
 	for (i = 0; i < n; i++) {
 		unsigned int g = pub[i].group;
 
+		if (pub[i].flags & RING_PUB_BOUND)
+			return kvmm_fail(-EINVAL, "pub[%u].flags is 0x%x", i,
+					 pub[i].flags);
 		if (g >= d->ngroups)
 			return kvmm_fail(-EINVAL,
 				"pub[%u].group is %u, the space has %u", i, g,
@@ -118,27 +121,15 @@ static int check_groups(const struct kvmm_req *rq, const struct kvmm_pub *pub,
 	return 0;
 }
 
-static int publish_view(struct kvmm_req *rq, const struct kvmm_pub *pub,
-			unsigned int n, kvmm_node_t node,
-			struct kvmm_view **ret) __must_hold(&rq->lock)
+int kvmm_publish_view(struct kvmm_req *rq, unsigned int cls, unsigned int node,
+		      struct kvmm_view **ret)
 {
 	struct kvmm_view *v;
-	unsigned int cls;
 	int err;
 
-	if (!n || n > KVMM_MAX_BATCH)
-		return kvmm_fail(-EINVAL, "%u pages, allowed are 1 to %u", n,
-				 KVMM_MAX_BATCH);
-	err = check_groups(rq, pub, n, &cls);
+	err = kvmm_req_alive(rq);
 	if (err)
 		return err;
-	if (!rq->att)
-		return kvmm_fail(-ENOTCONN, "no daemon");
-	if (rq->att->era != kvmm_era_now(rq->k))
-		return kvmm_fail(-ESTALE,
-			"the request is of a daemon that is gone");
-	if (kvmm_era_lost(rq->att->era))
-		return kvmm_fail(-ENOTCONN, "no daemon");
 	v = kvmm_req_view(rq, cls, node);
 	if (!v)
 		return kvmm_fail(-EINVAL,
@@ -146,8 +137,6 @@ static int publish_view(struct kvmm_req *rq, const struct kvmm_pub *pub,
 				 rq->sp->desc.cls[cls].name, node);
 	if (v->rights != KVMM_RW)
 		return kvmm_fail(-EACCES, "the window is read-only");
-	if (kvmm_era_dying(rq->att->era))
-		return kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
 	err = check_mode(rq->att);
 	if (err)
 		return err;
@@ -229,9 +218,15 @@ static int publish(struct kvmm_req *rq, kvmm_node_t node,
 	struct kvmm_view *v;
 	struct kvmm_own *o;
 	struct kvmm_job *op;
+	unsigned int cls;
 	int err;
 
-	err = publish_view(rq, pub, n, node, &v);
+	if (!n || n > KVMM_MAX_BATCH)
+		return kvmm_fail(-EINVAL, "%u pages, allowed are 1 to %u", n,
+				 KVMM_MAX_BATCH);
+	err = check_groups(rq, pub, n, &cls);
+	if (!err)
+		err = kvmm_publish_view(rq, cls, node, &v);
 	if (err)
 		return err;
 	o = kvmm_req_own(rq, v);

@@ -71,7 +71,7 @@ static void slot_give(struct kvmm_req *rq, struct kvmm_era *e)
 
 void kvmm_req_show_pins(struct kvmm_req *rq)
 {
-	uint32_t n = kvmm_req_match(rq)->nr_pins;
+	uint32_t n = kvmm_req_match(rq)->nr_pins + kvmm_blobs_pins(rq);
 	unsigned int i;
 
 	if (!rq->att)
@@ -80,6 +80,20 @@ void kvmm_req_show_pins(struct kvmm_req *rq)
 		n += rq->own[i].nr_pin;
 	atomic_store_explicit(&kvmm_era_req(rq->att->era, rq->slot)->nr_pins, n,
 			      memory_order_relaxed);
+}
+
+int kvmm_req_alive(const struct kvmm_req *rq)
+{
+	if (!rq->att)
+		return kvmm_fail(-ENOTCONN, "no daemon");
+	if (rq->att->era != kvmm_era_now(rq->k))
+		return kvmm_fail(-ESTALE,
+			"the request is of a daemon that is gone");
+	if (kvmm_era_lost(rq->att->era))
+		return kvmm_fail(-ENOTCONN, "no daemon");
+	if (kvmm_era_dying(rq->att->era))
+		return kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
+	return 0;
 }
 
 /*
@@ -141,6 +155,7 @@ static struct kvmm_req *req_new(struct kvmm *k)
 		if (!rq)
 			return NULL;
 		kvmm_mutex_init(&rq->lock, LOCK_REQUESTS);
+		list_init(&rq->blobs);
 	}
 	rq->k = k;
 	rq->refs = 1;
@@ -370,8 +385,9 @@ static void push_end(struct kvmm_req *rq, struct ring_sqe *sqe,
 }
 
 /*
- * One entry per group that had hits or published pages; the first carries the
- * keys if they are wanted, and what it cannot take goes in more.
+ * One entry per group that had hits or published pages, and one per blob, all
+ * of whose chunks are touched; the first carries the keys if they are wanted,
+ * and what it cannot take goes in more.
  */
 static void post_end(struct kvmm_req *rq)
 {
@@ -385,13 +401,15 @@ static void post_end(struct kvmm_req *rq)
 		.expect_ms	= rq->expect_ms,
 		.session	= rq->session,
 	};
+	const struct kvmm_blob *b;
 	struct ring_sqe sqe;
 	unsigned int i;
 
 	for (i = 0; i < KVMM_MAX_GROUPS; i++) {
 		const struct kvmm_tail *t = &rq->tail[i];
 
-		if (!t->len || kvmm_view_closed(t->view))
+		if (!t->len || kvmm_view_closed(t->view) ||
+		    kvmm_blobs_find(rq, t->view, t->frame, t->word))
 			continue;
 		sqe = plain;
 		sqe.group = i;
@@ -399,6 +417,17 @@ static void post_end(struct kvmm_req *rq)
 		sqe.arg = t->word;
 		sqe.frame = t->frame;
 		sqe.win = t->view->no;
+		push_end(rq, &sqe, &asked);
+	}
+	list_for_each_entry(b, &rq->blobs, link) {
+		if (!b->word || kvmm_view_closed(b->view))
+			continue;
+		sqe = plain;
+		sqe.group = b->group;
+		sqe.n = b->n;
+		sqe.arg = b->word;
+		sqe.frame = b->frame[0];
+		sqe.win = b->view->no;
 		push_end(rq, &sqe, &asked);
 	}
 	while (asked_left(&asked)) {
@@ -427,6 +456,7 @@ static void unpin_all(struct kvmm_req *rq)
 	kvmm_mset_unpin(kvmm_req_match(rq));
 	for (i = 0; i < rq->nr_own; i++)
 		kvmm_own_unpin(&rq->own[i]);
+	kvmm_blobs_end(rq);
 	kvmm_req_show_pins(rq);
 }
 
@@ -445,6 +475,9 @@ static void req_step(struct kvmm_deferred *d)
 		kvmm_unlock(&rq->lock);
 	} else {
 		kvmm_att_read_until(rq->att, d->step);
+		kvmm_lock(&rq->lock);
+		kvmm_blobs_keep(rq);
+		kvmm_unlock(&rq->lock);
 	}
 	req_put(rq);
 }

@@ -120,6 +120,7 @@ struct kvmm_tail {
  * @p:		kvmm_peek()'s scratch
  * @held:	views that it has used and keeps a reference on
  * @frozen:	its place in the ledger's table of frozen matches, plus 1
+ * @blobs:	kvmm_blob.link
  * @nr_ops:	operations in flight
  * @nr_flying:	pages in them: each may become a pin or an OPEN frame again
  *
@@ -147,6 +148,7 @@ struct kvmm_req {
 	unsigned int	nr_held;
 	struct kvmm_tail tail[KVMM_MAX_GROUPS];
 	uint32_t	frozen;
+	struct list	blobs;
 	uint32_t	nr_ops;
 	uint32_t	nr_flying;
 	bool		ended;
@@ -187,6 +189,10 @@ static inline bool kvmm_req_keys_wanted(const struct kvmm_req *rq)
 				    memory_order_relaxed);
 }
 
+/* Can the daemon be asked? 0, -ENOTCONN, -ESTALE, -EOWNERDEAD. */
+int kvmm_req_alive(const struct kvmm_req *rq) __must_hold(&rq->lock);
+/* Does the space answer matches at all? */
+bool kvmm_req_answers(const struct kvmm_req *rq) __must_hold(&rq->lock);
 /* Bind to the space's attachment if it has one that is current. */
 bool kvmm_req_bind(struct kvmm_req *rq) __must_hold(&rq->lock);
 /*
@@ -283,5 +289,10 @@ void kvmm_view_want(struct kvmm_view *v, uint32_t n);
 bool kvmm_view_fed(struct kvmm_view *v);
 /* Frames in this process's hands. */
 uint32_t kvmm_view_count(struct kvmm_view *v);
+/* As kvmm_alloc(). */
+int kvmm_frames_alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
+		      uint32_t n, uint32_t *frames) __must_hold(&rq->lock);
+/* Address of a frame; NULL: its extent is not mapped, or the window closed. */
+uint8_t *kvmm_frame_addr(const struct kvmm_view *v, uint32_t frame);
 
 #endif

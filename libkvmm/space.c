@@ -92,8 +92,15 @@ static void att_free(struct kvmm_dead *d)
 	struct kvmm_att *a = container_of(d, struct kvmm_att, dead);
 	struct kvmm_ixmap *x = atomic_load_explicit(&a->index,
 						    memory_order_relaxed);
+	struct kvmm_blob *b = atomic_load_explicit(&a->kept,
+						   memory_order_relaxed);
+	struct kvmm_blob *next;
 	struct kvmm_view *v;
 
+	for (; b; b = next) {
+		next = b->next;
+		kvmm_blob_free(b);
+	}
 	while ((v = a->views)) {
 		a->views = v->next;
 		kvmm_view_free(v);

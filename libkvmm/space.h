@@ -23,12 +23,14 @@ struct kvmm_ixmap {
 };
 
 struct kvmm_view;
+struct kvmm_blob;
 
 /**
  * struct kvmm_att - a space in one era
  * @refs:	the space, every request that is bound to it
  * @read_until:	latest step that was not done when a request ended, or trimmed,
  *		for a daemon that is gone: what is mapped stays until then
+ * @kept:	kvmm_blob.next of those whose memory may be used until then
  * @ix:		the space's index in the header
  * @index:	in force; swapped when it grows
  * @view:	open windows
@@ -42,6 +44,7 @@ struct kvmm_att {
 	struct kvmm_space *sp;
 	uint32_t	ix;
 	_Atomic uint64_t read_until;
+	_Atomic(struct kvmm_blob *) kept;
 	_Atomic(struct kvmm_ixmap *) index;
 	_Atomic(struct kvmm_view *) view[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	struct kvmm_view *views;

@@ -298,6 +298,7 @@ struct kvmm_req *pr_req(struct pin_rig *pr, unsigned int reader)
 	struct kvmm_req *rq = zalloc(sizeof(*rq));
 
 	kvmm_mutex_init(&rq->lock, LOCK_REQUESTS);
+	list_init(&rq->blobs);
 	rq->k = rd->k;
 	rq->sp = rd->sp;
 	rq->att = rd->att;

@@ -229,6 +229,7 @@ static void *client(void *arg)
 
 	rng_seed(&rng, test_seed() + (uintptr_t)arg);
 	kvmm_mutex_init(&rq->lock, LOCK_REQUESTS);
+	list_init(&rq->blobs);
 	rq->k = &r->k;
 	rq->sp = &r->sp;
 	rq->att = &r->att;

@@ -42,6 +42,7 @@ struct kvmm;			/* a connection; made by kvmm_open() */
 struct kvmm_space;		/* a KV identity; made by kvmm_space_attach() */
 struct kvmm_win;		/* a view of (class, node); by kvmm_win_open() */
 struct kvmm_req;		/* owns pins and OPEN frames; by kvmm_req_open() */
+struct kvmm_blob;		/* state of any length; by kvmm_blob_begin(), _map() */
 
 /* Dense per (space, class, node). 0 is the null frame: private scratch. */
 typedef uint32_t kvmm_frame_t;
@@ -219,6 +220,7 @@ enum kvmm_op {
 	KVMM_OP_PUBLISH	= 1,
 	KVMM_OP_FETCH	= 2,
 	KVMM_OP_PING	= 3,
+	KVMM_OP_BLOB	= 4,
 };
 
 /**
@@ -232,8 +234,8 @@ enum kvmm_op {
  *		daemon went), -EAGAIN, -EINVAL, -EACCES (the daemon refused it),
  *		-EPROTO (it answered nonsense)
  * @first:	fetch: where the first page stands in the request's hits;
- *		publish: 0
- * @n:		elements of @res. Fetch: units [first, end) of the match's first
+ *		publish, blob: 0
+ * @n:		elements of @res. A blob has one, whatever its length. Fetch: units [first, end) of the match's first
  *		group, then those of its second, and so on; of a BLOB its page
  * @res:	valid until the next kvmm_poll() of this connection
  */
@@ -877,7 +879,7 @@ KVMM_API int kvmm_fetch(struct kvmm_req *rq, unsigned int first,
 			uint64_t deadline_ns, uint64_t tag);
 
 /**
- * kvmm_cancel() - give up a fetch or publish
+ * kvmm_cancel() - give up a fetch, a publish or a commit
  *
  * Its completion comes once, as -ECANCELED or done.
  * Return: 0, -ENOENT (not in flight), -EAGAIN, -ENOTCONN.
@@ -914,6 +916,131 @@ KVMM_API int kvmm_read(struct kvmm_req *rq, unsigned int page,
 KVMM_API int kvmm_write(struct kvmm_req *rq, unsigned int cls,
 			kvmm_node_t node, kvmm_frame_t frame,
 			const struct iovec *iov, int n);
+
+/* -- blobs ------------------------------------------------------------------ */
+
+/*
+ * State of any length under one key: what an engine can write out and read back
+ * in one piece (a llama.cpp sequence, a Mamba snapshot). In groups of rule LAST
+ * (checkpoints along a sequence, of which a match finds the deepest) and BLOB.
+ *
+ * A blob lies in as many pages of its group's class as it takes. Nobody finds a
+ * part of it, and what one writer began and another ended is never one blob. It
+ * goes down and comes up page by page, but it is there as a whole or not at all.
+ *
+ * To restore and to save at every 256th token:
+ *
+ *	n = kvmm_key_chain(sp, NULL, tok, ntok, 256, NULL, 0, key);
+ *	kvmm_match(rq, &(struct kvmm_keys){ .k = key, .n = n, .group = STATE },
+ *		   1, dram, hit, &m);
+ *	if (m.n_pages &&
+ *	    !kvmm_blob_map(rq, m.n_pages - 1, deadline, &b)) {
+ *		if (!restore(kvmm_blob_ptr(b), kvmm_blob_len(b)))
+ *			kvmm_report(rq, m.n_pages - 1, KVMM_BAD);
+ *		kvmm_blob_put(b);
+ *	}
+ *	... compute from token m.n_pages * 256 on ...
+ *	err = kvmm_blob_begin(rq, STATE, dram, &key[n - 1], NULL, most, &b);
+ *	if (!err) {
+ *		len = save(kvmm_blob_ptr(b), most);
+ *		err = kvmm_blob_commit(b, len, cost_us, 0, tag);
+ *		if (err)
+ *			kvmm_blob_abort(b);
+ *	}			... else without saving: -EEXIST, -EAGAIN ...
+ *	kvmm_req_end(rq, KVMM_CONTINUES, 0);
+ *
+ * What a match says of load_us is of a blob's first page alone.
+ */
+
+/**
+ * kvmm_blob_begin() - memory to write a blob into
+ * @group:	of rule LAST or BLOB. If the blob takes more than one page, the
+ *		class's page_bytes must be a multiple of 4,096
+ * @key:	copied, as @parent is
+ * @parent:	the blob that this one goes on from, a hint; NULL: none
+ * @len:	bytes that it will have at most; with 64 more at most 32,768 pages
+ * @ret:	written on success only
+ *
+ * Takes OPEN frames of the window on (class, @node) and gives memory that is
+ * contiguous over them: the window's own, where they lie one behind the other;
+ * else a second mapping of them, which costs a system call for each run. If the
+ * kernel refuses that, memory of this process, which kvmm_blob_commit() copies.
+ *
+ * Return: 0; -EEXIST (there is one of this key); -EAGAIN (no frames: as
+ * kvmm_alloc(), recorded and asked for, all or nothing), -EINVAL, -EACCES,
+ * -EOPNOTSUPP (@node is a gang), -EOWNERDEAD, -ENOMEM. The caller owns *@ret: kvmm_blob_commit() or
+ * kvmm_blob_abort(); kvmm_req_end() aborts it.
+ */
+KVMM_API int kvmm_blob_begin(struct kvmm_req *rq, unsigned int group,
+			     kvmm_node_t node, const struct kvmm_key *key,
+			     const struct kvmm_key *parent, uint64_t len,
+			     struct kvmm_blob **ret);
+
+/**
+ * kvmm_blob_commit() - let others find it
+ * @b:		from kvmm_blob_begin()
+ * @len:	bytes that it has, up to those it was begun with; frames that
+ *		this does not need are free
+ * @cost_us:	what recomputing it costs; 0 = unknown
+ * @after:	last launched step that writes it; 0 = it is written
+ * @tag:	of the completion, %KVMM_OP_BLOB with one result: 0 and the frame
+ *		of its head; 0 and no frame in mode observe; -EEXIST, and the head
+ *		of the blob that was first, pinned for this request, or 0; or what
+ *		went wrong with the first of its pages, as for kvmm_publish()
+ *
+ * On success @b is gone and its memory no longer the caller's, but that of a
+ * step up to @after until the request's end. The request holds pins on a blob
+ * that was published until its end; of one that was not nothing stays.
+ * Return: 0 (posted); -EAGAIN (ring full; mode bypass; or the memory is a copy
+ * and step @after is not done), -EROFS, -EACCES, -EINVAL, -ENOTCONN, -ESTALE (a
+ * request of a former daemon, a window that was closed), -EOWNERDEAD, -ENOMEM:
+ * @b is as it was.
+ */
+KVMM_API int kvmm_blob_commit(struct kvmm_blob *b, uint64_t len,
+			      uint32_t cost_us, uint64_t after, uint64_t tag);
+
+/**
+ * kvmm_blob_abort() - give it up; nothing writes to it any more
+ * @b:	from kvmm_blob_begin(), not committed; NULL is fine
+ */
+KVMM_API void kvmm_blob_abort(struct kvmm_blob *b);
+
+/**
+ * kvmm_blob_map() - a blob in one piece, pinned
+ * @page:	index in the last match's hits; of a LAST group that was asked for
+ *		alone n_pages - 1
+ * @deadline_ns: absolute CLOCK_MONOTONIC: what is not on the match's node by
+ *		then is late. 0: do not wait
+ * @ret:	written on success only
+ *
+ * Blocks until @deadline_ns at most, if parts of it have to be loaded; this is
+ * no hot call then. Completions that come meanwhile are kept for kvmm_poll().
+ * The memory is found and made contiguous as in kvmm_blob_begin(), and is not to
+ * be written to. It stays until kvmm_blob_put(), or until the request's end and
+ * the step that this names; where it is the window's own, at most until
+ * kvmm_win_close(). A later match or trim changes nothing, nor does the end of
+ * the daemon.
+ *
+ * Return: 0; -ENOENT (it is not there, or not all of it any more), -EBADMSG (the
+ * page is no blob), -ETIMEDOUT (late), -EAGAIN (parts of it are not on the node
+ * and @deadline_ns is 0; no frames to load them into; or kvmm_win_sync() is
+ * needed), -EOPNOTSUPP (a gang), -EINVAL, -ENOTCONN, -ESTALE, -EOWNERDEAD,
+ * -ENOMEM. Nothing is pinned then but what the match has. The caller owns *@ret.
+ */
+KVMM_API int kvmm_blob_map(struct kvmm_req *rq, unsigned int page,
+			   uint64_t deadline_ns, struct kvmm_blob **ret);
+
+/** kvmm_blob_ptr() - [H] its first byte, aligned to 64 */
+KVMM_API void *kvmm_blob_ptr(const struct kvmm_blob *b);
+
+/** kvmm_blob_len() - [H] bytes: those it was begun with, or has */
+KVMM_API uint64_t kvmm_blob_len(const struct kvmm_blob *b);
+
+/**
+ * kvmm_blob_put() - let go of a mapped blob, before the request's end
+ * @b:	from kvmm_blob_map(); NULL is fine
+ */
+KVMM_API void kvmm_blob_put(struct kvmm_blob *b);
 
 /* -- observation ----------------------------------------------------------- */
 
