@@ -14,7 +14,7 @@
 #include "tests/lib/unit.h"
 
 #define NR_SEQS		3
-#define MAX_TOKENS	160
+#define MAX_TOKENS	112
 #define MAX_STEPS	512
 #define MAX_LAYERS	8
 #define NR_PAGES	(1 + NR_SEQS * (MAX_TOKENS + 2))
@@ -253,7 +253,7 @@ static void plan_tokens(struct plan *p, struct rng *r)
 	uint32_t vocab = model_config_of(p->m)->vocab;
 
 	for (int i = 0; i < NR_SEQS; i++) {
-		p->len[i] = 60 + (uint32_t)rng_below(r, MAX_TOKENS - 60);
+		p->len[i] = 45 + (uint32_t)rng_below(r, MAX_TOKENS - 45);
 		for (uint32_t t = 0; t < p->len[i]; t++)
 			p->tok[i][t] = (uint32_t)rng_below(r, vocab);
 	}
@@ -356,7 +356,7 @@ static const char *const shapes[] = {
 
 static void paged_pass_gives_the_oracles_bits(void **state)
 {
-	int rounds = test_long() ? 12 : 2;
+	int rounds = test_long() ? 12 : 1;
 
 	for (size_t i = 0; i < NR_SHAPES; i++) {
 		struct model *m = model_of(shapes[i], 7);
@@ -442,7 +442,8 @@ static void instruction_sets_give_the_same_bits(void **state)
 			oracle_destroy(o);
 			if (path)
 				assert_true(digest[0] == digest[1]);
-			one_matrix(m, 1, 0, test_seed());
+			else
+				one_matrix(m, 1, 0, test_seed());
 		}
 		model_destroy(m);
 	}
