@@ -20,6 +20,9 @@
 /* Queries at a time: their scores should stay in the second level cache. */
 #define TILE_ROWS	24
 
+/* Elements of a key, or of a value and what fills its last panel. */
+#define MAX_ROW		(4096 + 1024 + LANES)
+
 int step_angles(struct step *st, size_t half)
 {
 	struct fwd_scratch *s = st->s;
@@ -36,35 +39,39 @@ int step_angles(struct step *st, size_t half)
 	return 0;
 }
 
-/* Keys and values of positions [@from, @to) into panels that begin at @base. */
-static int unpack(struct fwd_scratch *s, const struct heads *h,
-		  const int32_t *table, size_t base, size_t from, size_t to,
-		  size_t span)
+/* Positions that no query looks at, before the first and after the last. */
+static const uint16_t nothing[MAX_ROW];
+
+/* Keys and values of 16 positions, the first being @at, into their panels. */
+static int unpack_16(struct fwd_scratch *s, const struct heads *h,
+		     const int32_t *table, size_t at, size_t from, size_t to,
+		     size_t base, size_t span)
 {
 	const struct kv_place *p = h->place;
+	const uint16_t *k[LANES];
 
-	memset(s->kp.p, 0, span * h->dk * 4);
-	memset(s->vp.p, 0, span * round_up(h->dv, LANES) * 4);
-	for (size_t pos = from; pos < to; pos++) {
-		uint8_t *kr = place_row(p, p->k, p->k_stride, table,
-					(uint32_t)pos, h->row_bytes);
-		uint8_t *vr = h->latent ? kr :
-			      place_row(p, p->v, p->v_stride, table,
-					(uint32_t)pos, h->row_bytes);
-		const uint16_t *k, *v;
-		size_t j = pos - base;
-		float *kp = s->kp.p + j / LANES * LANES * h->dk + j % LANES;
+	for (size_t j = 0; j < LANES; j++) {
+		size_t pos = at + j;
+		float *vp = s->vp.p + (pos - base) * LANES;
+		const uint8_t *kr, *vr;
 
+		if (pos < from || pos >= to) {
+			k[j] = nothing;
+			values_row(vp, span * LANES, nothing, h->dv);
+			continue;
+		}
+		kr = place_row(p, p->k, p->k_stride, table, (uint32_t)pos,
+			       h->row_bytes);
 		if (!kr)
 			return -EINVAL;
-		k = (const uint16_t *)(kr + h->offset);
-		v = (const uint16_t *)(vr + h->offset);
-		for (uint32_t d = 0; d < h->dk; d++)
-			kp[d * LANES] = bf16_to(k[d]);
-		for (uint32_t d = 0; d < h->dv; d++)
-			s->vp.p[(d / LANES * span + j) * LANES + d % LANES] =
-				bf16_to(v[d]);
+		vr = h->latent ? kr :
+		     place_row(p, p->v, p->v_stride, table, (uint32_t)pos,
+			       h->row_bytes);
+		k[j] = (const uint16_t *)(kr + h->offset);
+		values_row(vp, span * LANES,
+			   (const uint16_t *)(vr + h->offset), h->dv);
 	}
+	keys_panel(s->kp.p + (at - base) * h->dk, k, h->dk);
 	return 0;
 }
 
@@ -72,13 +79,15 @@ static int unpack(struct fwd_scratch *s, const struct heads *h,
 static float weigh(float *s, size_t base, size_t lo, size_t hi, uint32_t pos,
 		   const struct heads *h)
 {
-	size_t from = first_seen(pos, h->window);
+	size_t from = first_seen(pos, h->window), to = pos + 1 - base, j = lo;
 
-	for (size_t j = lo; j < hi; j++) {
-		size_t at = base + j;
-
-		s[j] = at < from || at > pos ? -INFINITY : s[j] * h->scale;
-	}
+	from = from > base ? from - base : 0;
+	for (; j < from; j++)
+		s[j] = -INFINITY;
+	for (; j < to; j++)
+		s[j] *= h->scale;
+	for (; j < hi; j++)
+		s[j] = -INFINITY;
 	return softmax_exp(s + lo, hi - lo);
 }
 
@@ -140,9 +149,11 @@ int attend(struct fwd_scratch *s, const struct heads *h,
 	    fbuf_need(&s->score, TILE_ROWS * span) ||
 	    fbuf_need(&s->out, (size_t)TILE_ROWS * h->dv))
 		return -ENOMEM;
-	err = unpack(s, h, table, base, from, to, span);
-	if (err)
-		return err;
+	for (size_t at = base; at < to; at += LANES) {
+		err = unpack_16(s, h, table, at, from, to, base, span);
+		if (err)
+			return err;
+	}
 	for (size_t r = 0; r < rows; r += TILE_ROWS)
 		attend_tile(s, h, seq->pos, base, span, r,
 			    rows - r < TILE_ROWS ? rows : r + TILE_ROWS);

@@ -20,6 +20,8 @@ struct kern {
 	float	(*softmax)(float *s, size_t n);
 	void	(*silu)(float *g, const float *u, size_t n);
 	float	(*square_sum)(const float *x, size_t n);
+	void	(*widen)(float *out, const uint16_t *in);
+	void	(*panel)(float *out, const uint16_t *const *row, size_t n);
 };
 
 static float tree_sum(float *lane)
@@ -145,6 +147,21 @@ float softmax_exp(float *s, size_t n)
 void silu_mul(float *g, const float *u, size_t n)
 {
 	kern()->silu(g, u, n);
+}
+
+void keys_panel(float *out, const uint16_t *const *row, size_t n)
+{
+	kern()->panel(out, row, n);
+}
+
+void values_row(float *out, size_t ld, const uint16_t *row, size_t n)
+{
+	const struct kern *kn = kern();
+
+	for (; n >= LANES; n -= LANES, row += LANES, out += ld)
+		kn->widen(out, row);
+	for (size_t i = 0; i < n; i++)
+		out[i] = bf16_to(row[i]);
 }
 
 float sigmoid(float x)

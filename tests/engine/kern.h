@@ -108,6 +108,14 @@ static inline float bf16_to(uint16_t h)
 	return f;
 }
 
+/*
+ * A panel of keys: element i of @row[j] becomes @out[i * 16 + j], i < @n, j < 16.
+ */
+void keys_panel(float *out, const uint16_t *const *row, size_t n);
+
+/* A row of values into panels: 16 elements each, panels @ld floats apart. */
+void values_row(float *out, size_t ld, const uint16_t *row, size_t n);
+
 #ifdef KVMM_TEST_BUILD
 /* "avx2" or "portable"; the former is -ENOTSUP where the CPU has none. */
 int kern_force(const char *path);

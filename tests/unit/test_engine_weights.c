@@ -25,6 +25,8 @@ struct bytes {
 
 static void put(struct bytes *b, const void *p, size_t n)
 {
+	if (!n)
+		return;
 	while (b->n + n > b->room) {
 		b->room = b->room ? 2 * b->room : 4096;
 		b->p = realloc(b->p, b->room);
