@@ -29,6 +29,7 @@ daemon/node            ^daemon/node/|^ipc/base/|^kernels/kernels\.h$     node se
 daemon/copyd           ^daemon/copyd/|^daemon/node/|^ipc/|^kernels/      copyd sees node, ipc and kernels
 policies               ^policies/kvmm_policy\.h$                         a policy sees kvmm_policy.h only
 kernels                ^kernels/                                         kernels include kernels only
+tests/engine           ^tests/engine/|^ipc/base/                         the engine is a client: installed headers, its own and ipc/base
 '
 
 # What may be in <...> besides the C library, by folder. The installed headers
@@ -42,6 +43,7 @@ libkvmm/include/kvmm   ^kvmm/
 ipc                    ^kvmm/kvmm\.h$
 ipc/base               ^$
 kernels                ^$
+tests/engine           ^(kvmm/|jansson\.h$)
 policies               ^$
 daemon                 ^(kvmm/|jansson\.h$|systemd/)
 daemon/server          ^(kvmm/|jansson\.h$|systemd/)
@@ -54,7 +56,7 @@ foreign='^(kvmm|systemd|openssl|liburing)/|^(jansson|liburing|zstd|zlib|cmocka|c
 
 # Violations under $1, as "file:line: ..."; nothing when there are none.
 violations() {
-	(cd "$1" && find ipc libkvmm daemon policies kernels \
+	(cd "$1" && find ipc libkvmm daemon policies kernels tests/engine \
 		\( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print 2>/dev/null |
 		sort | xargs -r grep -HnE '^[ \t]*#[ \t]*include' /dev/null) |
 	rules=$rules sys_rules=$sys_rules foreign=$foreign awk '
@@ -123,6 +125,8 @@ self_test() {
 		daemon/node "ipc/ring.h"
 		policies "daemon/mm/mm.h"
 		kernels "ipc/base/bits.h"
+		tests/engine "libkvmm/lib.h"
+		tests/engine <zlib.h>
 		daemon/newcomer "ipc/abi.h"
 		ipc "tests/lib/unit.h"
 		daemon/mm "mm.h"
