@@ -7,7 +7,7 @@
  */
 #include <stdlib.h>
 
-#include "daemon/mm/mm_calls.h"
+#include "daemon/mm/tier.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
 #include "kernels/kernels.h"
@@ -208,6 +208,9 @@ static int check_copies(const struct page *pg, struct tally *t,
 		const struct copy *c = &pg->copy[i];
 
 		there += copy_there(c);
+		if (copy_there(c) && !page_pool(pg, nd))
+			return broken(e, KEY_FMT ": on node %u, which does not serve its space",
+				      KEY_ARGS(pg), i);
 		if (nd->mem && copy_there(c)) {
 			err = check_frame_of(pg, nd, e);
 			if (err)
@@ -550,6 +553,20 @@ static int check_engine(struct mm *mm, const struct mm_engine *en,
 	return 0;
 }
 
+static int check_stage(const struct mm *mm, struct errmsg *e)
+{
+	uint64_t reads = flights_stage_bytes(mm), writes = wbacks_stage_bytes(mm);
+	const struct mm_stage *st = &mm->stage;
+
+	if (reads != st->out[NODE_READ] || writes != st->out[NODE_WRITE] ||
+	    reads + writes > st->bytes)
+		return broken(e,
+			"buffers: reads %llu writes %llu, counted as %llu and %llu of %llu",
+			llu(reads), llu(writes), llu(st->out[NODE_READ]),
+			llu(st->out[NODE_WRITE]), llu(st->bytes));
+	return 0;
+}
+
 int mm_check(struct mm *mm, struct errmsg *e)
 {
 	uint64_t bytes[KVMM_MAX_NODES] = { 0 };
@@ -573,5 +590,5 @@ int mm_check(struct mm *mm, struct errmsg *e)
 		if (err)
 			return err;
 	}
-	return 0;
+	return check_stage(mm, e);
 }

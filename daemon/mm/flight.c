@@ -563,3 +563,13 @@ void flights_stop(struct mm *mm)
 		if (fl->flying)
 			node_io_cancel(&fl->io);
 }
+
+uint64_t flights_stage_bytes(const struct mm *mm)
+{
+	const struct flight *fl;
+	uint64_t sum = 0;
+
+	list_for_each_entry(fl, &mm->flights, link)
+		sum += fl->stage ? fl->stage->bytes : 0;
+	return sum;
+}

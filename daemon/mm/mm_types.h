@@ -27,6 +27,8 @@
  *     hands or magazine (OPEN, owner set), a page (LOADING, READY, ISOLATED),
  *     quarantine (QUARANTINE, owner set)
  *   - node.used = sum of extents (memory) or of slots (block)
+ *   - a page has copies only on nodes where its space has a pool
+ *   - stage.out = buffers of reads and writes under way
  *
  * A node of memory may be a gang: each of its frames has a part for every rank
  * of an engine, and all parts share the frame's number, word and page. Only

@@ -148,19 +148,34 @@ static int space_pools(struct mm_space *sp, struct errmsg *e)
 	return 0;
 }
 
+/* The first host node for pages of @sp; a gang only where there is no other. */
+static unsigned int first_node(const struct mm_space *sp)
+{
+	const struct mm *mm = sp->mm;
+	unsigned int n, gang = mm->nr_nodes;
+
+	for (n = 0; n < mm->nr_nodes; n++) {
+		const struct mm_node *nd = &mm->node[n];
+
+		if (!nd->mem || nd->kind != KVMM_NODE_HOST ||
+		    !node_serves(nd, sp))
+			continue;
+		if (!nd->gang)
+			return n;
+		gang = min(gang, n);
+	}
+	return gang;
+}
+
 /*
- * Each class has an extent on the first host node that serves it from the start, or one that
+ * Each class has an extent on the first host node from the start, or one that
  * is being made room for; on others it gets one with its first window.
  */
 static int space_first_extents(struct mm_space *sp, struct errmsg *e)
 {
 	struct mm *mm = sp->mm;
-	unsigned int c, n;
+	unsigned int n = first_node(sp), c;
 
-	for (n = 0; n < mm->nr_nodes; n++)
-		if (mm->node[n].mem && mm->node[n].kind == KVMM_NODE_HOST &&
-		    node_serves(&mm->node[n], sp))
-			break;
 	if (n == mm->nr_nodes)
 		return 0;
 	for (c = 0; c < sp->desc.nclasses; c++) {

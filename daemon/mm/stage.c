@@ -8,10 +8,10 @@
  * scatters it from one after the read. A buffer belongs to its I/O, and goes back
  * when neither kernel nor workers use it any more (see struct node_io).
  *
- * What is out is bounded: STAGE_BYTES, of which writes get half, and none while
- * a load waits: stores cannot starve loads. One load and one write are always
- * possible, however large the page. A load that finds no buffer waits for one
- * (flight.c), a page that is to be written stays where it is.
+ * What is out is bounded: STAGE_BYTES, of which writes get half, and one buffer
+ * while a load waits: stores cannot starve loads, nor are they starved. One load
+ * and one write are always possible, however large the page. A load that finds no
+ * buffer waits for one (flight.c), a page that is to be written stays where it is.
  *
  * Fresh memory costs about what the copy costs, in page faults. So buffers are
  * kept for the next of their size, and freed after a second without any use.
@@ -87,7 +87,7 @@ struct stage *stage_get(struct mm *mm, uint32_t len, enum node_dir dir)
 
 	if (dir == NODE_WRITE) {
 		limit /= 2;
-		if (!list_empty(&mm->stage.wait))
+		if (out && !list_empty(&mm->stage.wait))
 			return NULL;
 	}
 	if (out && mm->stage.out[NODE_READ] + mm->stage.out[NODE_WRITE] +

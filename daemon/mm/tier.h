@@ -152,6 +152,9 @@ void stage_init(struct mm *mm);
 void stage_fini(struct mm *mm);
 /* flight.c: a buffer came back. */
 void flights_staged(struct mm *mm);
+/* What reads and writes under way have of buffers, for mm_check(). */
+uint64_t flights_stage_bytes(const struct mm *mm);
+uint64_t wbacks_stage_bytes(const struct mm *mm);
 
 /* -- fetch.c ----------------------------------------------------------------- */
 

@@ -657,3 +657,13 @@ void writeback_stop(struct mm *mm)
 		if (wb->flying)
 			node_io_cancel(&wb->io);
 }
+
+uint64_t wbacks_stage_bytes(const struct mm *mm)
+{
+	const struct wback *wb;
+	uint64_t sum = 0;
+
+	list_for_each_entry(wb, &mm->wbacks, link)
+		sum += wb->stage ? wb->stage->bytes : 0;
+	return sum;
+}

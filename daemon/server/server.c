@@ -131,11 +131,14 @@ static int nodes_create(struct server *s, struct errmsg *e)
 			return errmsg_set(e, err, "node %s: epoll: %s", n->name,
 					  strerror(-err));
 	}
-	/* extents of a host node are registered with the disk below it */
+	/*
+	 * Extents of a host node are registered with the disk below it; a
+	 * gang's are not what its pages are read into and written from.
+	 */
 	for (i = 0; i < s->nr_nodes; i++) {
 		uint32_t below = s->cfg.node[i].below_ix;
 
-		if (below == KVMM_NODE_NONE)
+		if (below == KVMM_NODE_NONE || s->cfg.node[i].gang)
 			continue;
 		err = node_pair(s->node[i], s->node[below]);
 		if (err)

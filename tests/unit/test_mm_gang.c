@@ -373,9 +373,14 @@ static void loads_wait_for_buffers_and_come_in_time(void **state)
 	assert_int_equal(r->mm->stage.out[NODE_READ], 8 * BIG_PAGE);
 	assert_int_equal(list_count(&r->mm->stage.wait), 4);
 	rig_check(r);
-	/* nobody may write through what loads wait for */
+	/* one write goes on, no more while loads wait */
+	r->blk->hold[NODE_WRITE] = true;
 	assert_int_equal(rig_publish(r, RIG_FULL, 2, 0), 0);
-	assert_int_equal(write_down(2, 0), -EBUSY);
+	assert_int_equal(rig_publish(r, RIG_FULL, 3, 0), 0);
+	assert_int_equal(write_down(2, 0), 1);
+	assert_int_equal(write_down(3, 0), -EBUSY);
+	rig_check(r);
+	r->blk->hold[NODE_WRITE] = false;
 	r->blk->hold[NODE_READ] = false;
 	assert_true(rig_answer(r, tag, 20000, &a));
 	for (i = 0; i < 12; i++) {
@@ -522,6 +527,21 @@ static void leave(struct mm_client *c, struct shm *ledger)
 	shm_fini(ledger);
 }
 
+/* What it takes at once it takes where all engines can use it. */
+static void the_first_extent_is_on_a_plain_node(void **state)
+{
+	struct rig_opts o = { .far_bytes = 128 * PAGE };
+	struct mm_space *sp;
+
+	rig_stop(r);
+	start(&o);
+	sp = attach(r->c, GANG, "other");
+	assert_int_equal(sp->pool[0][RIG_DRAM]->extents_coming, 0);
+	assert_int_equal(sp->pool[0][RIG_FAR]->extents_coming, 1);
+	rig_run(r, 20);
+	rig_check(r);
+}
+
 static void a_gang_is_for_engines_of_its_world_only(void **state)
 {
 	struct shm ledger = SHM_INIT;
@@ -631,6 +651,7 @@ int main(void)
 		T(who_waits_for_a_buffer_may_leave),
 		T(a_failing_node_does_not_leave_waiters_behind),
 		T(a_gang_serves_spaces_of_its_world_only),
+		T(the_first_extent_is_on_a_plain_node),
 		T(a_gang_is_for_engines_of_its_world_only),
 		T(each_rank_is_told_its_own_part),
 		T(nothing_of_a_dead_engine_is_left_in_any_part),
