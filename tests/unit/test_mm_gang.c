@@ -7,6 +7,7 @@
 
 #include "daemon/mm/tier.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/rand.h"
 #include "tests/lib/tier_rig.h"
 #include "tests/lib/unit.h"
 
@@ -455,6 +456,177 @@ static void a_failing_node_does_not_leave_waiters_behind(void **state)
 	rig_check(r);
 }
 
+/* -- anything, in any order ---------------------------------------------------------- */
+
+#define CHAINS	8
+#define DEPTH	12
+#define IN_FLIGHT 8
+
+static struct rng rng;
+static struct {
+	uint64_t tag;
+	uint32_t chain, first;
+} flying[IN_FLIGHT];
+static unsigned int nr_flying;
+static uint32_t came;
+
+static void do_fetch(void)
+{
+	uint32_t chain = rng_below(&rng, CHAINS), first = rng_below(&rng, DEPTH);
+	uint32_t n = 1 + rng_below(&rng, DEPTH - first);
+
+	if (nr_flying == IN_FLIGHT)
+		return;
+	flying[nr_flying].chain = chain;
+	flying[nr_flying].first = first;
+	flying[nr_flying++].tag = rig_fetch(r, RIG_FULL, chain, first, n,
+					    1 + rng_below(&rng, 40));
+}
+
+/* Whatever is answered must be right, all parts of it. */
+static void do_answers(unsigned int ms)
+{
+	struct rig_answer a;
+	unsigned int i;
+	uint32_t j;
+
+	for (i = 0; i < nr_flying; i++) {
+		if (!rig_answer(r, flying[i].tag, ms, &a))
+			continue;
+		for (j = 0; j < a.n; j++) {
+			if (a.res[j].result)
+				continue;
+			assert_true(rig_bytes_ok(r, RIG_FULL, a.res[j].frame,
+						 flying[i].chain,
+						 flying[i].first + j));
+			came++;
+		}
+		rig_answer_put(r, &a);
+		flying[i--] = flying[--nr_flying];
+	}
+}
+
+static void do_publish(void)
+{
+	uint32_t chain = rng_below(&rng, CHAINS), i;
+
+	for (i = 0; i < DEPTH; i++) {
+		enum copy_state st = rig_state(r, RIG_FULL, chain, i, RIG_DRAM);
+
+		if (st == COPY_LOADING)
+			return;		/* it would wait for that */
+		if (st == COPY_NONE)
+			break;
+	}
+	if (i < DEPTH)
+		rig_publish(r, RIG_FULL, chain, i);
+}
+
+static void do_reclaim(void)
+{
+	struct reclaim_control rc = {
+		.want = 1 + rng_below(&rng, 32), .max_scan = 256,
+		.deadline_ns = deadline_in(NSEC_PER_SEC),
+	};
+
+	pool_reclaim(pool(), &rc);
+}
+
+static void no_trouble(void)
+{
+	memset(r->blk->hold, 0, sizeof(r->blk->hold));
+	memset(r->blk->err, 0, sizeof(r->blk->err));
+	memset(r->blk->refuse, 0, sizeof(r->blk->refuse));
+}
+
+static void do_trouble(void)
+{
+	struct ring_key key = { .group = RIG_FULL };
+
+	switch (rng_below(&rng, 8)) {
+	case 0:
+		r->blk->hold[NODE_READ] ^= true;
+		break;
+	case 1:
+		r->blk->hold[NODE_WRITE] ^= true;
+		break;
+	case 2:
+		r->blk->unstarted ^= true;
+		break;
+	case 3:
+		r->blk->refuse[rng_below(&rng, 2)] ^= -EAGAIN;
+		break;
+	case 4:
+		r->blk->err[rng_below(&rng, 2)] ^= -EIO;
+		r->blk->nth = 1 + rng_below(&rng, 6);
+		break;
+	case 5:
+		rig_key(rng_below(&rng, CHAINS), rng_below(&rng, DEPTH),
+			key.key);
+		mm_report(r->c, r->sp, &key, KVMM_BAD);
+		break;
+	case 6:
+		if (nr_flying)
+			mm_cancel(r->c, flying[0].tag);
+		break;
+	default:
+		rig_run(r, 3);
+	}
+}
+
+static void laws_and_bytes_hold_under_random_operations(void **state)
+{
+	struct rig_opts o = { .dram_bytes = 64 * GANG * 8192, .crc = true };
+	unsigned int rounds = test_long() ? 20000 : 1500, i;
+
+	rig_stop(r);
+	start(&o);
+	rng_seed(&rng, test_seed());
+	r->blk->rng = &rng;
+	nr_flying = came = 0;
+	for (i = 0; i < rounds; i++) {
+		switch (rng_below(&rng, 8)) {
+		case 0:
+		case 1:
+			do_publish();
+			break;
+		case 2:
+		case 3:
+			do_fetch();
+			break;
+		case 4:
+			do_reclaim();
+			break;
+		case 5:
+			if (!rng_below(&rng, 4))
+				do_trouble();
+			else if (!rng_below(&rng, 4))
+				no_trouble();
+			break;
+		default:
+			rig_poll(r);
+		}
+		do_answers(0);
+		rig_check(r);
+	}
+	no_trouble();
+	do_answers(5000);
+	assert_int_equal(nr_flying, 0);
+	rig_settle(r, 5000);
+	assert_int_equal(pool()->nr_loading, 0);
+	assert_int_equal(r->mm->stage.out[NODE_READ], 0);
+	assert_int_equal(r->mm->stage.out[NODE_WRITE], 0);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgbreach, 0);
+	rig_check(r);
+	/* and something happened */
+	print_message("came %u, loaded %llu, demoted %llu\n", came,
+		      (unsigned long long)rig_count(r, RIG_DRAM)->pgload,
+		      (unsigned long long)rig_count(r, RIG_DRAM)->pgdemote);
+	assert_true(came > rounds / 20);
+	assert_true(rig_count(r, RIG_DRAM)->pgload > rounds / 100);
+	assert_true(rig_count(r, RIG_DRAM)->pgdemote > rounds / 100);
+}
+
 /* -- worlds ----------------------------------------------------------------------- */
 
 static struct mm_space *attach(struct mm_client *c, uint16_t world,
@@ -650,6 +822,7 @@ int main(void)
 		T(loads_wait_for_buffers_and_come_in_time),
 		T(who_waits_for_a_buffer_may_leave),
 		T(a_failing_node_does_not_leave_waiters_behind),
+		T(laws_and_bytes_hold_under_random_operations),
 		T(a_gang_serves_spaces_of_its_world_only),
 		T(the_first_extent_is_on_a_plain_node),
 		T(a_gang_is_for_engines_of_its_world_only),
