@@ -139,7 +139,13 @@ static int check_linear(const struct model_config *c, char *why, size_t len)
 		{ "linear_value_head_dim", c->lin_dv, 1, MAX_HEAD_DIM },
 	};
 
-	return check_ranges(r, 3, why, len);
+	int err = check_ranges(r, 3, why, len);
+
+	if (err)
+		return err;
+	if ((uint64_t)c->lin_heads * c->lin_dk * c->lin_dv > 1U << 28)
+		return bad(why, len, "linear_num_value_heads * linear_key_head_dim * linear_value_head_dim: a state of more than 1 GiB");
+	return 0;
 }
 
 int model_config_check(const struct model_config *c, char *why, size_t len)

@@ -35,7 +35,7 @@ struct fwd_scratch {
 	struct pool	*pool;
 };
 
-/* -EINVAL-free: 0 or -ENOMEM. */
+/* Room for @n floats, whose content is undefined. 0 or -ENOMEM. */
 int fbuf_need(struct fbuf *b, size_t n);
 
 /* A step as its parts see it. */

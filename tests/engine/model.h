@@ -184,7 +184,8 @@ struct fwd_scratch;
  *		columns filled in, or -errno (a rank is gone). May be NULL if
  *		@world is 1
  * @arg:	of @share
- * @threads:	used for the products; 0 or 1: the caller alone
+ * @threads:	used for the products; 0 or 1: the caller alone. A child of fork()
+ *		has not got them, so it needs a fwd of its own
  * @scratch:	grown and kept by fwd_run()
  *
  * Output columns are split over the ranks, never sums: the result is the same

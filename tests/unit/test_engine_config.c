@@ -266,6 +266,11 @@ static void missing_and_bad_fields_are_named(void **state)
 		"tie_word_embeddings is not true or false");
 	refused("{" SIZES(4, 4, 64) ",\"full_attention_interval\":0}", -EINVAL,
 		"full_attention_interval is 0");
+	/* In 32 bits it would be a state of 0 bytes. */
+	refused("{" SIZES(4, 4, 64) ",\"full_attention_interval\":4,"
+		"\"linear_num_value_heads\":1024,"
+		"\"linear_key_head_dim\":1024,"
+		"\"linear_value_head_dim\":1024}", -EINVAL, "1 GiB");
 	refused("[1]", -EINVAL, "not a JSON object");
 	refused("{\"vocab_size\":", -EINVAL, "line 1");
 	refused("", -EINVAL, "line 1");
