@@ -15,6 +15,11 @@
  * the price of an unreadable head, and it is paid at once and in one piece: such
  * a tree is lost together or not at all.
  *
+ * Wrecks. The parts of a blob hang in one row and are worth nothing one by one.
+ * When one of them has gone those that it hung on are of no use any more, and
+ * would be written down, or keep others out, until reclaim got to them. They are
+ * noted by name, and dropped a slice at a time, from the loose end to the root.
+ *
  * Trees are walked children first by the links that pages have anyway; no stack,
  * no memory, no depth that a client could choose.
  */
@@ -216,6 +221,7 @@ static bool drop_one(struct page *pg, struct mm_node *nd, void *arg)
 		page_gone(pg);
 	} else if (!page_alive(pg)) {
 		condemn_children(pg);
+		wreck_note(pg);
 		page_set_bad(pg);
 	}
 	return true;
@@ -256,6 +262,114 @@ bool copy_tree_may_go(struct page *pg, struct mm_node *nd, uint32_t *budget)
 
 	*budget = mg.budget;
 	return ok;
+}
+
+/* -- wrecks ------------------------------------------------------------------ */
+
+#define WRECK_SLICE	64u		/* pages a call */
+
+static struct wreck *wreck_of(struct mm_space *sp, const struct page *pg)
+{
+	unsigned int i;
+
+	for (i = 0; i < sp->nr_wrecks; i++)
+		if (sp->wreck[i].group == pg->group &&
+		    !memcmp(sp->wreck[i].key, pg->key, sizeof(pg->key)))
+			return &sp->wreck[i];
+	return NULL;
+}
+
+/* Whoever condemned a page has seen to what it was a part of. */
+void wreck_note(const struct page *pg)
+{
+	struct mm_space *sp = pg->space;
+	struct wreck *w;
+
+	if (!page_bound(pg) || (pg->flags & PAGE_BAD) || sp->ending ||
+	    sp->desc.group[pg->group].rule == KVMM_FULL)
+		return;
+	w = wreck_of(sp, pg);
+	if (!w && sp->nr_wrecks < WRECKS)
+		w = &sp->wreck[sp->nr_wrecks++];
+	if (!w)
+		return;
+	memcpy(w->key, pg->parent->key, sizeof(w->key));
+	w->group = pg->group;
+	sp->mm->wrecks = true;
+}
+
+/* Does anything hang on it that may still be found? */
+static bool carries(const struct page *pg)
+{
+	const struct page *child;
+
+	list_for_each_entry(child, &pg->children, sibling)
+		if (page_bound(child) && !(child->flags & PAGE_BAD))
+			return true;
+	return false;
+}
+
+static void count_orphans(const struct page *pg)
+{
+	struct mm *mm = pg->space->mm;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++)
+		mm->node[i].c.pgdrop_orphan += copy_good(&pg->copy[i]);
+}
+
+/* Up to @max pages of it; false: that was all. */
+static bool wreck_drop(struct mm_space *sp, struct wreck *w, unsigned int *max)
+{
+	struct page *pg;
+	bool more = true;
+
+	for (; more && *max; --*max) {
+		pg = page_find(sp, w->group, w->key);
+		if (!pg || carries(pg))
+			return false;
+		more = page_bound(pg);
+		if (more)
+			memcpy(w->key, pg->parent->key, sizeof(w->key));
+		count_orphans(pg);
+		page_drop_all(pg);
+	}
+	return more;
+}
+
+static void feed_all(struct mm_space *sp)
+{
+	unsigned int c, n;
+
+	for (c = 0; c < sp->desc.nclasses; c++)
+		for (n = 0; n < sp->mm->nr_nodes; n++)
+			if (sp->pool[c][n] && sp->mm->node[n].mem)
+				pool_feed(sp->pool[c][n]);
+}
+
+bool wrecks_run(struct mm *mm)
+{
+	unsigned int left = WRECK_SLICE;
+	struct mm_space *sp;
+
+	if (!mm->wrecks || mm->stopping)
+		return false;
+	mm->wrecks = false;
+	list_for_each_entry(sp, &mm->spaces, link) {
+		bool any = sp->nr_wrecks;
+
+		while (sp->nr_wrecks && left) {
+			struct wreck *w = &sp->wreck[sp->nr_wrecks - 1];
+
+			if (wreck_drop(sp, w, &left))
+				break;
+			sp->nr_wrecks--;
+		}
+		mm->wrecks |= sp->nr_wrecks;
+		if (any && !sp->ending)
+			feed_all(sp);
+	}
+	return mm->wrecks;
 }
 
 /* -- calls ------------------------------------------------------------------- */

@@ -367,7 +367,8 @@ struct mm_counters {
 	uint64_t	pgdemote_fail;
 	uint64_t	pgdrop;		/* left, a copy lives below */
 	uint64_t	pgdrop_gone;	/* left, was the last copy */
-	uint64_t	pgdrop_orphan;	/* left because its ancestor did */
+	uint64_t	pgdrop_orphan;	/* left because its ancestor did, or a part of
+					   the same blob */
 	uint64_t	pgscan_kreclaimd;
 	uint64_t	pgscan_direct;
 	uint64_t	pgsteal_kreclaimd;

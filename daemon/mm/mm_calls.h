@@ -274,6 +274,10 @@ uint64_t reclaim_run(struct mm *mm, uint64_t now_ns);
 int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio);
 /* Drop @pg's copy on @nd; the last copy takes its descendants with it. */
 void page_drop_copy(struct page *pg, struct mm_node *nd);
+/* @pg goes: is what it was a part of any use without it? */
+void wreck_note(const struct page *pg);
+/* Drop some of what is not; true: there is more. */
+bool wrecks_run(struct mm *mm);
 /* Drop everywhere, descendants below too; keeps pinned frames (not found). */
 void page_drop_all(struct page *pg);
 uint64_t fetch_run(struct mm *mm, uint64_t now_ns);

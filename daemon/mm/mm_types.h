@@ -431,6 +431,16 @@ struct seen {
 	uint64_t	asked, ghost_asked, ghost_hits, ghost_pages;
 };
 
+/**
+ * struct wreck - what is left of a blob that has lost a part (drop.c)
+ * @key:	the page to drop next; in @group
+ */
+struct wreck {
+	uint64_t	key[4];
+	uint16_t	group;
+};
+#define WRECKS		16	/* of a space; more are left to reclaim */
+
 /* What is kept of a space that ended; @id is zero where there is none. */
 struct kept {
 	uint8_t		id[32];
@@ -461,6 +471,8 @@ struct mm_space {
 	struct pub_entry **pending;	/* publish.c: by key hash */
 	uint64_t	nr_pending;
 	bool		ending;		/* being taken apart */
+	struct wreck	wreck[WRECKS];
+	unsigned int	nr_wrecks;
 	struct seen	seen;
 	struct list	link;
 };
@@ -501,6 +513,7 @@ struct mm {
 	struct list	closed;		/* window.c: of which something is left */
 	uint64_t	next_closed_ns;	/* 0: something changed, look now */
 	bool		stopping;	/* tier_stop(): no new I/O */
+	bool		wrecks;		/* some space may have one */
 	uint64_t	next_step_poll_ns;
 	uint64_t	next_reclaim_ns;
 	uint64_t	now_ns;

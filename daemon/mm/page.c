@@ -230,6 +230,7 @@ void page_put(struct page *pg)
 
 	if (pg->nr_copies)
 		return;
+	wreck_note(pg);
 	while (!list_empty(&pg->children))
 		page_orphan(list_first(&pg->children, struct page, sibling));
 	if (pg->parent) {

@@ -478,13 +478,14 @@ static bool node_slice(struct mm_node *nd, uint64_t deadline, uint64_t *next)
 uint64_t reclaim_run(struct mm *mm, uint64_t now)
 {
 	uint64_t next = UINT64_MAX, at;
-	bool more = false;
 	unsigned int i;
+	bool more;
 
 	mm->now_ns = now;
 	if (mm->stopping)
 		return UINT64_MAX;
-	if (now < mm->next_reclaim_ns)
+	more = wrecks_run(mm);
+	if (!more && now < mm->next_reclaim_ns)
 		return mm->next_reclaim_ns;
 	for (i = 0; i < mm->nr_nodes; i++)
 		if (mm->node[i].mem && !list_empty(&mm->node[i].pools))

@@ -231,7 +231,7 @@ static void a_head_that_is_only_below_is_not_written_over(void **state)
 	rig_check(r);
 }
 
-static void a_part_that_cannot_be_read_takes_the_head_with_it(void **state)
+static void a_part_that_cannot_be_read_takes_all_of_it(void **state)
 {
 	put_bound(1, 4);
 	assert_int_equal(put(1, 4, 0, NULL), 0);	/* the next one's root */
@@ -241,8 +241,53 @@ static void a_part_that_cannot_be_read_takes_the_head_with_it(void **state)
 	fake_blk_flip(r->blk);
 	assert_int_equal(rig_fetch_check(r, GROUP, 1, 1, 1), 0);
 	rig_settle(r, 1000);
-	assert_false(there(1, 1) || there(1, 2) || there(1, 3));
+	/* and what they hung on is of no use any more */
+	assert_false(there(1, 0) || there(1, 1) || there(1, 2) || there(1, 3));
 	assert_true(there(1, 4));
+	rig_check(r);
+}
+
+/* It is neither written down nor kept when its head has been forgotten. */
+static void what_has_lost_its_head_goes(void **state)
+{
+	struct rig_opts o = { .dram_bytes = 128 * 4096, .no_nvme = true };
+	uint32_t c;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	for (c = 0; c < 4; c++)
+		put_bound(c, 24);
+	for (c = 0; c < 4; c++)
+		rig_touch(r, GROUP, c, 24);
+	assert_int_equal(reclaim(1).freed, 1);
+	assert_false(there(0, 23));
+	assert_true(there(0, 22));
+	rig_run(r, 20);
+	assert_int_equal(r->sp->nr_pages, 3 * 24);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgdrop_orphan, 23);
+	rig_check(r);
+}
+
+/* A reader holds it: found by nobody, gone when he lets go. */
+static void a_wreck_that_is_pinned_goes_later(void **state)
+{
+	struct rig_opts o = { .dram_bytes = 128 * 4096, .no_nvme = true };
+	uint32_t f;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	put_bound(1, 5);
+	rig_touch(r, GROUP, 1, 5);
+	f = rig_page(r, GROUP, 1, 2)->copy[RIG_DRAM].frame;
+	rig_pin(r, GROUP, f, 1);
+	assert_int_equal(reclaim(1).freed, 1);
+	rig_run(r, 20);
+	assert_false(there(1, 0) || there(1, 2));
+	assert_true(rig_bytes_ok(r, GROUP, f, 1, 2));
+	rig_check(r);
+	rig_pin(r, GROUP, f, -1);
+	rig_run(r, 60);
+	assert_int_equal(r->sp->nr_pages, 0);
 	rig_check(r);
 }
 
@@ -258,7 +303,9 @@ int main(void)
 		T(a_report_of_any_part_takes_all_of_it),
 		T(what_is_taken_back_is_not_bad),
 		T(a_head_that_is_only_below_is_not_written_over),
-		T(a_part_that_cannot_be_read_takes_the_head_with_it),
+		T(a_part_that_cannot_be_read_takes_all_of_it),
+		T(what_has_lost_its_head_goes),
+		T(a_wreck_that_is_pinned_goes_later),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
