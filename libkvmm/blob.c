@@ -191,10 +191,10 @@ static bool is_known(struct kvmm_req *rq, const struct kvmm_blob *b,
 	return page.state != KVMM_MISS;
 }
 
-static int begin_frames(struct kvmm_blob *b, unsigned int cls,
-			unsigned int node) __must_hold(&b->rq->lock)
+static int begin_frames(struct kvmm_req *rq, struct kvmm_blob *b,
+			unsigned int cls, unsigned int node)
+	__must_hold(&rq->lock)
 {
-	struct kvmm_req *rq = b->rq;
 	int err;
 
 	err = kvmm_frames_alloc(rq, cls, node, b->n, b->frame);
@@ -268,7 +268,7 @@ static int begin(struct kvmm_req *rq, unsigned int group, unsigned int node,
 	else if (getrandom(b->id, sizeof(b->id), 0) != sizeof(b->id))
 		err = kvmm_fail(-EAGAIN, "no random bytes");
 	else
-		err = begin_frames(b, cls, node);
+		err = begin_frames(rq, b, cls, node);
 	if (err) {
 		kvmm_blob_free(b);
 		return err;
@@ -540,10 +540,9 @@ static int post(struct kvmm_blob *b, struct kvmm_job *op, uint32_t n)
 	return 0;
 }
 
-static int commit_check(struct kvmm_blob *b, uint64_t len, uint64_t after)
-	__must_hold(&b->rq->lock)
+static int commit_check(struct kvmm_req *rq, struct kvmm_blob *b,
+			uint64_t len, uint64_t after) __must_hold(&rq->lock)
 {
-	struct kvmm_req *rq = b->rq;
 	struct kvmm_view *v;
 	int err;
 
@@ -566,17 +565,17 @@ static int commit_check(struct kvmm_blob *b, uint64_t len, uint64_t after)
 	return 0;
 }
 
-static int commit(struct kvmm_blob *b, uint64_t len, uint32_t cost_us,
-		  uint64_t after, uint64_t tag) __must_hold(&b->rq->lock)
+static int commit(struct kvmm_req *rq, struct kvmm_blob *b, uint64_t len,
+		  uint32_t cost_us, uint64_t after, uint64_t tag)
+	__must_hold(&rq->lock)
 {
-	struct kvmm_req *rq = b->rq;
 	uint64_t was_len = b->len;
 	uint32_t n, was_n = b->n;
 	struct ring_pub *pub;
 	struct kvmm_job *op;
 	int err;
 
-	err = commit_check(b, len, after);
+	err = commit_check(rq, b, len, after);
 	if (err)
 		return err;
 	n = blob_chunks(len, b->view->page_bytes);
@@ -629,7 +628,7 @@ int kvmm_blob_commit(struct kvmm_blob *b, uint64_t len, uint32_t cost_us,
 	if (!kvmm_enter(k))
 		return kvmm_fail_forked();
 	kvmm_lock(&rq->lock);
-	err = commit(b, len, cost_us, after, tag);
+	err = commit(rq, b, len, cost_us, after, tag);
 	kvmm_unlock(&rq->lock);
 	kvmm_exit(k);
 	return err;
@@ -638,9 +637,9 @@ int kvmm_blob_commit(struct kvmm_blob *b, uint64_t len, uint32_t cost_us,
 /* -- the rest ------------------------------------------------------------------------- */
 
 /* The handle goes; that the head was used is remembered, once. */
-static void put(struct kvmm_blob *b) __must_hold(&b->rq->lock)
+static void put(struct kvmm_req *rq, struct kvmm_blob *b)
+	__must_hold(&rq->lock)
 {
-	struct kvmm_req *rq = b->rq;
 	const struct kvmm_blob *other;
 
 	if (b->state == BLOB_OPEN) {
@@ -665,7 +664,7 @@ void kvmm_blob_put(struct kvmm_blob *b)
 		return;
 	rq = b->rq;
 	kvmm_lock(&rq->lock);
-	put(b);
+	put(rq, b);
 	kvmm_unlock(&rq->lock);
 	kvmm_exit(rq->k);
 }

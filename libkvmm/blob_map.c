@@ -124,10 +124,9 @@ static int load_post(struct mapping *mp, struct kvmm_job *op)
 }
 
 /* Ask for what is not pinned, @n pages; the operation in *@ret. */
-static int load(struct mapping *mp, uint32_t n, struct kvmm_job **ret)
-	__must_hold(&mp->rq->lock)
+static int load(struct kvmm_req *rq, struct mapping *mp, uint32_t n,
+		struct kvmm_job **ret) __must_hold(&rq->lock)
 {
-	struct kvmm_req *rq = mp->rq;
 	struct kvmm_job *op;
 	struct ring_key *key;
 	int err = kvmm_req_alive(rq);
@@ -230,7 +229,7 @@ static int pin_all(struct mapping *mp)
 
 	kvmm_lock(&rq->lock);
 	for (n = pin_here(mp); n; n = mp->m.n - mp->m.nr_pins) {
-		err = mp->deadline_ns ? load(mp, n, &op) : not_here(mp);
+		err = mp->deadline_ns ? load(rq, mp, n, &op) : not_here(mp);
 		if (err)
 			goto out_unlock;
 		kvmm_unlock(&rq->lock);
@@ -274,10 +273,9 @@ static void pages_free(struct kvmm_mset *m)
 }
 
 /* The head as the match has it; pinned once more if it is. */
-static int map_begin(struct mapping *mp, unsigned int page)
-	__must_hold(&mp->rq->lock)
+static int map_begin(struct kvmm_req *rq, struct mapping *mp,
+		     unsigned int page) __must_hold(&rq->lock)
 {
-	struct kvmm_req *rq = mp->rq;
 	struct kvmm_mset *m = kvmm_req_match(rq);
 	const struct kvmm_mgroup *g;
 	const struct kvmm_page *p;
@@ -402,7 +400,7 @@ int kvmm_blob_map(struct kvmm_req *rq, unsigned int page, uint64_t deadline_ns,
 	if (!kvmm_enter(k))
 		return kvmm_fail_forked();
 	kvmm_lock(&rq->lock);
-	err = map_begin(&mp, page);
+	err = map_begin(rq, &mp, page);
 	kvmm_unlock(&rq->lock);
 	if (!err)
 		err = pin_all(&mp);
