@@ -294,6 +294,70 @@ static void a_member_comes_back_and_is_heard_again(void **state)
 	}
 }
 
+/* -- matches -------------------------------------------------------------------------- */
+
+#define PAGES	24
+
+/* Rank: the frames of request @id, as the leader found them, bytes and all. */
+static long read_match(void *shm, long id, long chain)
+{
+	struct kvmm_match m = { .size = sizeof(m) };
+	struct kvmm_hit hit[PAGES];
+	struct tc *c = fx_c();
+	int n = kvmm_match_get(c->sp, (uint64_t)id, hit, PAGES, &m);
+
+	if (n < 0)
+		return n;
+	T_EQ(n, m.n_resident);
+	tc_check(c, (uint64_t)chain, hit, (uint32_t)n);
+	return n;
+}
+
+static long sync_it(void *shm, long a, long b)
+{
+	tc_poll(fx_c());
+	return tc_sync(fx_c(), 0);
+}
+
+static struct kvmm_req *held;		/* the leader's */
+
+static long match_it(void *shm, long id, long chain)
+{
+	struct tc *c = fx_c();
+
+	held = tc_req(c, (uint64_t)id);
+	return tc_match(c, held, (uint64_t)chain, PAGES, NULL, NULL);
+}
+
+static long end_it(void *shm, long a, long b)
+{
+	tc_end(held);
+	return 0;
+}
+
+static void ranks_read_the_pages_that_their_leader_found(void **state)
+{
+	struct fx *f = *state;
+	uint32_t i;
+
+	start(f, 2);
+	tc_open(&f->c[0], f->d.socket, NULL);
+	T_EQ(tc_put(&f->c[0], 7, 0, PAGES), PAGES);
+	for (i = 0; i < 3; i++)
+		proc_call(&f->p[i], sync_it, 0, 0);
+	T_EQ(proc_call(&f->p[0], match_it, 42, 7), PAGES);
+	T_EQ(proc_call(&f->p[1], read_match, 42, 7), PAGES);
+	T_OK(td_pause(&f->d));
+	T_EQ(proc_call(&f->p[2], read_match, 42, 7), PAGES);
+	T_EQ(proc_call(&f->p[2], read_match, 43, 7), -EAGAIN);
+	proc_call(&f->p[0], end_it, 0, 0);
+	T_EQ(proc_call(&f->p[2], read_match, 42, 7), -EAGAIN);
+	T_OK(td_resume(&f->d));
+	T_EQ(proc_call(&f->p[0], match_it, 44, 7), PAGES);
+	proc_kill(&f->p[0]);
+	T_WAIT(BACK_MS, proc_call(&f->p[1], read_match, 44, 7) == -EOWNERDEAD);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -303,6 +367,7 @@ int main(void)
 		FX_TEST(ranks_hear_of_their_leaders_death),
 		FX_TEST(all_hear_of_a_ranks_death),
 		FX_TEST(a_member_comes_back_and_is_heard_again),
+		FX_TEST(ranks_read_the_pages_that_their_leader_found),
 	};
 
 	fx_filter();
