@@ -49,6 +49,8 @@ enum ring_op {
 	RING_CANCEL	= 6,	/* @arg = tag of the operation; no completion */
 	RING_REPORT	= 7,	/* arena: struct ring_key[1]; @arg = enum kvmm_verdict
 				 * or RING_UNDO; no completion */
+	RING_FORK	= 8,	/* arena: struct ring_fork[n]: OPEN frames are copied
+				 * once @after is done */
 	RING_NR_OPS
 };
 
@@ -156,6 +158,24 @@ struct ring_key {
 static_assert(sizeof(struct ring_key) == 40, "wire ABI");
 
 /**
+ * struct ring_fork - one OPEN frame that is copied into another
+ * @win:	the daemon's window number, of both
+ * @group:	whose tail it is; for people
+ *
+ * At most %KVMM_MAX_GROUPS in an entry, whose own @win is not used. The source
+ * may go on to be written, forked or published; the target is named by nobody
+ * before the completion.
+ */
+struct ring_fork {
+	uint32_t	from;
+	uint32_t	to;
+	uint16_t	win;
+	uint16_t	group;
+	uint32_t	spare;
+};
+static_assert(sizeof(struct ring_fork) == 16, "wire ABI");
+
+/**
  * struct ring_cqe - head slot of a completion
  * @op:		enum ring_op of the submission
  * @result:	0, or the operation's -errno when no page has one of its own
@@ -177,7 +197,8 @@ static_assert(sizeof(struct ring_cqe) == 64, "wire ABI");
  * struct ring_result - what became of one page
  * @result:	0 or -errno
  * @frame:	fetch: where it is; publish: the frame it is sealed in (with
- *		-EEXIST somebody else's: the canonical one); 0: none
+ *		-EEXIST somebody else's: the canonical one); 0: none, as always
+ *		of a fork
  * @word:	the frame's READY word
  *
  * A frame named here carries a reference of the daemon's until the completion

@@ -298,6 +298,16 @@ void mm_publish(struct mm_win *w, const struct ring_sqe *sqe,
 void mm_fetch(struct mm_win *w, const struct ring_sqe *sqe,
 	      const struct ring_key *key);
 
+/**
+ * mm_fork() - copy OPEN frames; answers through ops->complete, always
+ *
+ * After @sqe->after of the engine. @f is copied; it names windows of @c. Per
+ * element 0, -EINVAL (not two different OPEN frames of the engine that it may
+ * name), -EOWNERDEAD.
+ */
+void mm_fork(struct mm_client *c, const struct ring_sqe *sqe,
+	     const struct ring_fork *f);
+
 /** mm_cancel() - answers once, -ECANCELED or done; unknown tags are ignored */
 void mm_cancel(struct mm_client *c, uint64_t tag);
 
@@ -379,6 +389,7 @@ struct mm_counters {
 	uint64_t	pgbreach;	/* written to after it was sealed: dropped */
 	uint64_t	pgreport;	/* dropped on a consumer's verdict */
 	uint64_t	pgtouch;
+	uint64_t	pgfork;		/* OPEN frames copied for a fork */
 	uint64_t	fetch_shared;	/* waiters that joined a read in flight */
 	uint64_t	bytes_in;	/* copied or read into this node */
 	uint64_t	bytes_out;	/* written or copied from it */

@@ -205,6 +205,7 @@ struct frame_meta {
 #define FMETA_FREE	2u	/* freed, waits for its step */
 #define FMETA_ZERO	4u	/* QUARANTINE: a worker zeroes it */
 #define FMETA_READ	8u	/* LOADING, no page: an abandoned read has it */
+#define FMETA_COPY	16u	/* a fork is to be copied into it */
 
 /**
  * struct mm_pool - (space, class, node)

@@ -176,7 +176,8 @@ static int pub_validate(const struct pub_op *op, const struct ring_pub *pub,
 	if (frame_word_state(frame_word_of(p, pub->frame)) != FRAME_OPEN ||
 	    m->owner != op->engine)
 		return -EINVAL;
-	if ((m->flags & ~FMETA_PUB) || (!mine && (m->flags || m->refs)))
+	/* a reference alone is a fork's, which reads it */
+	if ((m->flags & ~FMETA_PUB) || (!mine && m->flags))
 		return -EINVAL;
 	return 0;
 }

@@ -34,6 +34,7 @@ static const struct field counter_fields[] = {
 	MM_FIELD(pgsteal_kreclaimd), MM_FIELD(pgsteal_direct),
 	MM_FIELD(isolate_pinned), MM_FIELD(allocstall), MM_FIELD(pgcrc_fail),
 	MM_FIELD(pgbreach), MM_FIELD(pgreport), MM_FIELD(pgtouch),
+	MM_FIELD(pgfork),
 	MM_FIELD(fetch_shared), MM_FIELD(bytes_in), MM_FIELD(bytes_out),
 	MM_FIELD(bytes_copied_shared),
 };

@@ -389,6 +389,7 @@ static const struct {
 	[RING_FREE]	= { sizeof(uint32_t), KVMM_MAX_BATCH },
 	[RING_REPORT]	= { sizeof(struct ring_key), 1 },
 	[RING_END]	= { sizeof(struct ring_key), KVMM_MAX_BATCH, true },
+	[RING_FORK]	= { sizeof(struct ring_fork), KVMM_MAX_GROUPS },
 };
 
 /* Elements of an entry's array. */
@@ -412,6 +413,7 @@ static uint64_t entry_pages(const struct session *ss, const struct ring_sqe *e)
 	case RING_FETCH:
 	case RING_REFILL:
 	case RING_FREE:
+	case RING_FORK:
 		return e->n;
 	case RING_CANCEL:
 		return ss->ring.ops / OPS_A_PAGE;
@@ -476,6 +478,14 @@ static int pages_judge(struct session *ss, const struct ring_sqe *e,
 	return 0;
 }
 
+/* Before it is handed to mm, which may answer at once. */
+static void op_counted(struct session *ss, const struct ring_sqe *e)
+{
+	ss->ring.ops++;
+	ss->ring.pages += e->n;
+	ss->via->requests++;
+}
+
 static void do_pages(struct session *ss, const struct ring_sqe *e)
 {
 	struct mm_win *w = entry_win(ss, e);
@@ -485,14 +495,22 @@ static void do_pages(struct session *ss, const struct ring_sqe *e)
 		answer_err(ss, e, err);
 		return;
 	}
-	/* counted first: mm may answer at once */
-	ss->ring.ops++;
-	ss->ring.pages += e->n;
-	ss->via->requests++;
+	op_counted(ss, e);
 	if (e->op == RING_PUBLISH)
 		mm_publish(w, e, (const void *)ss->server->scratch);
 	else
 		mm_fetch(w, e, (const void *)ss->server->scratch);
+}
+
+/* mm judges it: it names a window for each of its frames. */
+static void do_fork(struct session *ss, const struct ring_sqe *e)
+{
+	if (ss->via->requests >= ss->server->cfg.max_requests) {
+		answer_err(ss, e, -EAGAIN);
+		return;
+	}
+	op_counted(ss, e);
+	mm_fork(ss->mc, e, (const void *)ss->server->scratch);
 }
 
 static void do_refill(struct session *ss, const struct ring_sqe *e)
@@ -581,6 +599,9 @@ static void ring_take(struct session *ss, const struct ring_sqe *e)
 		break;
 	case RING_REPORT:
 		do_report(ss, e);
+		break;
+	case RING_FORK:
+		do_fork(ss, e);
 		break;
 	case RING_NR_OPS:
 		break;

@@ -72,6 +72,23 @@ static uint8_t take_byte(struct bytes *b)
 	return v;
 }
 
+/* Mostly between frames that the client may have. */
+static void good_forks(const struct raw_client *c, struct ring_fork *f,
+		       uint32_t n)
+{
+	uint32_t first = ((const struct frame_table *)c->table.addr)->
+			 frames_per_extent;
+
+	for (; n--; f++) {
+		if (f->spare & 0xf0)
+			f->win = c->win;
+		if (f->spare & 0x0f)
+			f->from = first + f->from % 16;
+		if (f->spare & 0x0e)
+			f->to = first + f->to % 16;
+	}
+}
+
 static void good_entry(struct raw_client *c, struct bytes *b)
 {
 	static uint8_t array[32 * sizeof(struct ring_pub)];
@@ -80,6 +97,7 @@ static void good_entry(struct raw_client *c, struct bytes *b)
 		[RING_FETCH] = sizeof(struct ring_key),
 		[RING_FREE] = 4, [RING_REPORT] = sizeof(struct ring_key),
 		[RING_END] = sizeof(struct ring_key),
+		[RING_FORK] = sizeof(struct ring_fork),
 	};
 	struct ring_sqe e = {
 		.op = take_byte(b) % RING_NR_OPS,
@@ -90,6 +108,8 @@ static void good_entry(struct raw_client *c, struct bytes *b)
 
 	if (e.op == RING_REPORT)
 		e.n = 1;
+	if (e.op == RING_FORK)
+		e.n = e.n % KVMM_MAX_GROUPS + 1;
 	if (e.op == RING_END)
 		e.nr_keys = e.n - 1;
 	e.after = take_byte(b) % 4;
@@ -97,6 +117,8 @@ static void good_entry(struct raw_client *c, struct bytes *b)
 	e.frame = take_byte(b);
 	bytes = (e.op == RING_END ? e.nr_keys : e.n) * elem[e.op];
 	take(b, array, bytes);
+	if (e.op == RING_FORK)
+		good_forks(c, (struct ring_fork *)array, e.n);
 	rc_submit(c, &e, bytes ? array : NULL, bytes);
 }
 

@@ -360,6 +360,7 @@ static long unknown_objects(void *shm, long seed, long b)
 {
 	struct ring_key key = { .group = 0 };
 	struct ring_pub pub = { .group = 0 };
+	struct ring_fork fk = { .from = 1, .to = UINT32_MAX, .win = 200 };
 	uint32_t frame = 1;
 	int i;
 
@@ -372,6 +373,10 @@ static long unknown_objects(void *shm, long seed, long b)
 		push_array(&e, &pub, sizeof(pub));
 		e.op = RING_FREE;
 		push_array(&e, &frame, sizeof(frame));
+		e.op = RING_FORK;
+		push_array(&e, &fk, sizeof(fk));
+		fk.win = view()->no;
+		push_array(&e, &fk, sizeof(fk));
 		e.op = RING_REPORT;
 		e.space = 77;
 		push_array(&e, &key, sizeof(key));
@@ -690,6 +695,27 @@ static void garbage_in_ledgers_hurts_nobody(void **state)
 	run_attacks(*state, ledger_attacks, ARRAY_SIZE(ledger_attacks));
 }
 
+/* Between its own frames, or any; after a step that is done, or one to come. */
+static void random_forks(struct rng *r, struct ring_sqe *e)
+{
+	uint64_t at = era()->arena_tail % LEDGER_ARENA_BYTES;
+	struct ring_fork *f = (struct ring_fork *)(era()->arena + at);
+	uint32_t i;
+
+	if (at + 64 * sizeof(struct ring_pub) > LEDGER_ARENA_BYTES)
+		return;
+	e->n = 1 + e->n % KVMM_MAX_GROUPS;
+	e->after = rng_below(r, 2);
+	for (i = 0; i < e->n; i++)
+		f[i] = (struct ring_fork){
+			.from = view()->fpe + (uint32_t)rng_below(r, 64),
+			.to = rng_below(r, 8) ? view()->fpe +
+				(uint32_t)rng_below(r, 64) : ~0u,
+			.win = rng_below(r, 16) ? view()->no :
+						  (uint16_t)rng_below(r, 300),
+		};
+}
+
 /* Any entry at all, again and again. */
 static long random_entries(void *shm, long seed, long n)
 {
@@ -706,6 +732,8 @@ static long random_entries(void *shm, long seed, long n)
 		e.space = (uint16_t)att()->ix;
 		e.win = view()->no;
 		e.n = 1 + (uint32_t)rng_below(&r, 64);
+		if (e.op == RING_FORK)
+			random_forks(&r, &e);
 		e.arena_pos = (uint32_t)era()->arena_tail;
 		e.arena_len = 64 * sizeof(struct ring_pub);
 		era()->arena_tail += e.arena_len;

@@ -800,6 +800,43 @@ static void nothing_of_a_dead_engine_is_left_in_any_part(void **state)
 	rig_check(r);
 }
 
+static void a_fork_copies_every_part(void **state)
+{
+	static uint8_t page[PAGE], back[PAGE];
+	struct mm_pool *p = pool();
+	struct mm_win *w = r->w[0];
+	struct ring_fork f = { .win = w->no };
+	struct ring_sqe sqe = {
+		.op = RING_FORK, .n = 1, .tag = 77,
+		.space = (uint16_t)mm_space_ix(p->space),
+	};
+	struct image flat = image_flat(page, PAGE), im;
+	struct rig_answer a;
+	uint32_t i;
+
+	f.from = rig_frame(r, RIG_FULL, 2000);
+	f.to = rig_frame(r, RIG_FULL, 2000);
+	assert_true(f.from && f.to);
+	for (i = 0; i < PAGE; i++)
+		page[i] = (uint8_t)(i * 7 + i / 256);
+	im = frame_image(p, f.from, PAGE);
+	image_copy(&im, &flat);
+	mm_fork(r->c, &sqe, &f);
+	assert_true(rig_answer(r, sqe.tag, 2000, &a));
+	assert_int_equal(a.n, 1);
+	assert_int_equal(a.res[0].result, 0);
+	rig_answer_put(r, &a);
+	for (i = 0; i < GANG; i++)
+		assert_memory_equal(frame_part(p, f.to, i),
+				    frame_part(p, f.from, i), PART);
+	im = frame_image(p, f.to, PAGE);
+	flat = image_flat(back, PAGE);
+	image_copy(&flat, &im);
+	assert_memory_equal(back, page, PAGE);
+	assert_int_equal(mm_free(w, &f.from, 1, 0), 0);
+	assert_int_equal(mm_free(w, &f.to, 1, 0), 0);
+}
+
 int main(void)
 {
 #define T(name)	cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -827,6 +864,7 @@ int main(void)
 		T(the_first_extent_is_on_a_plain_node),
 		T(a_gang_is_for_engines_of_its_world_only),
 		T(each_rank_is_told_its_own_part),
+		T(a_fork_copies_every_part),
 		T(nothing_of_a_dead_engine_is_left_in_any_part),
 	};
 

@@ -457,6 +457,10 @@ static void arrays_out_of_bounds_are_cut_off(void **state)
 		{ .op = RING_END, .nr_keys = 0x80000001, .arena_len = 40 },
 		{ .op = RING_END, .nr_keys = 1, .arena_pos = 40,
 		  .arena_len = 40 },
+		{ .op = RING_FORK, .n = 0, .arena_len = 16 },
+		{ .op = RING_FORK, .n = KVMM_MAX_GROUPS + 1,
+		  .arena_len = 16 * (KVMM_MAX_GROUPS + 1) },
+		{ .op = RING_FORK, .n = 2, .arena_len = 16 },
 		{ .op = RING_REFILL, .n = 0 },
 		{ .op = RING_REFILL, .n = 0xffffffff },
 	};
@@ -761,6 +765,59 @@ static void operations_on_no_window_are_errors(void **state)
 	assert_int_equal(session()->doom, REJECT_NONE);
 }
 
+static void a_tail_is_copied_into_another_frame(void **state)
+{
+	struct ring_sqe e = { .op = RING_FORK, .space = (uint16_t)cl.space,
+			      .n = 2, .tag = 5 };
+	struct ring_result res[2];
+	struct ring_fork f[2] = { { .win = cl.win }, { .win = cl.win } };
+	struct ring_cqe cqe;
+	uint32_t frame[3];
+
+	rc_alloc(&cl, frame, 3);
+	f[0].from = f[1].from = frame[0];
+	f[0].to = frame[1];
+	f[1].to = UINT32_MAX;
+	rc_submit(&cl, &e, f, sizeof(f));
+	rc_complete(&cl, &cqe, res, 2);
+	assert_int_equal(cqe.op, RING_FORK);
+	assert_int_equal(cqe.tag, 5);
+	assert_int_equal(cqe.result, 0);
+	assert_int_equal(cqe.n, 2);
+	assert_int_equal(res[0].result, 0);
+	assert_int_equal(res[0].frame, 0);
+	assert_int_equal(res[1].result, -EINVAL);
+	assert_int_equal(session()->via->requests, 0);
+	/* the window is each element's own */
+	f[1].win = 200;
+	rc_submit(&cl, &e, f, sizeof(f));
+	rc_complete(&cl, &cqe, res, 2);
+	assert_int_equal(cqe.result, -EINVAL);
+	assert_int_equal(cqe.n, 0);
+	session()->via->requests = rig.s->cfg.max_requests;
+	rc_submit(&cl, &e, f, sizeof(f));
+	rc_complete(&cl, &cqe, res, 2);
+	assert_int_equal(cqe.result, -EAGAIN);
+	session()->via->requests = 0;
+}
+
+/* A client that frees what it has asked to be read is not libkvmm. */
+static void a_frame_that_is_being_copied_cannot_be_freed(void **state)
+{
+	struct ring_sqe e = { .op = RING_FORK, .space = (uint16_t)cl.space,
+			      .n = 1, .after = 1 };
+	struct ring_sqe fr = { .op = RING_FREE, .win = cl.win, .n = 1 };
+	struct ring_fork f = { .win = cl.win };
+	uint32_t frame[2];
+
+	rc_alloc(&cl, frame, 2);
+	f.from = frame[0];
+	f.to = frame[1];
+	rc_submit(&cl, &e, &f, sizeof(f));
+	rc_submit(&cl, &fr, &frame[0], sizeof(frame[0]));
+	rc_expect_cut(&cl, REJECT_SQE_FRAME);
+}
+
 static void a_read_only_client_cannot_publish(void **state)
 {
 	struct raw_client ro;
@@ -861,6 +918,8 @@ int main(void)
 		WIN_TEST(hanging_up_ends_the_wait_of_a_close),
 		WIN_TEST(keys_of_a_foreign_space_are_ignored),
 		TEST(operations_on_no_window_are_errors),
+		WIN_TEST(a_tail_is_copied_into_another_frame),
+		WIN_TEST(a_frame_that_is_being_copied_cannot_be_freed),
 		WIN_TEST(a_read_only_client_cannot_publish),
 		TEST(garbage_hurts_nobody),
 	};
