@@ -10,6 +10,7 @@
  * time, unless more is wanted than it asked for. Too many frames on the stack
  * (four refills and an eighth of what is mapped) are given back.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "libkvmm/lib.h"
@@ -178,6 +179,16 @@ static int take(struct kvmm_view *v, uint32_t n, kvmm_frame_t *frames)
 	return 0;
 }
 
+int kvmm_view_take(struct kvmm_view *v, uint32_t n, uint32_t *frames)
+{
+	int err;
+
+	kvmm_lock(&v->mag_lock);
+	err = take(v, n, frames);
+	kvmm_unlock(&v->mag_lock);
+	return err;
+}
+
 /* -- giving back ------------------------------------------------------------------ */
 
 static uint32_t mapped_frames(const struct kvmm_view *v)
@@ -207,6 +218,79 @@ static void give(struct kvmm_view *v, uint32_t n) __must_hold(&v->mag_lock)
 	}
 }
 
+static struct kvmm_busy *busy_find(struct kvmm_view *v, uint32_t frame)
+	__must_hold(&v->mag_lock)
+{
+	uint32_t i;
+
+	for (i = 0; i < v->nr_busy; i++)
+		if (v->busy[i].frame == frame)
+			return &v->busy[i];
+	return NULL;
+}
+
+static int busy_add(struct kvmm_view *v, uint32_t frame)
+	__must_hold(&v->mag_lock)
+{
+	uint32_t cap = v->cap_busy ? 2 * v->cap_busy : 16;
+	struct kvmm_busy *p;
+
+	if (v->nr_busy == v->cap_busy) {
+		p = realloc(v->busy, cap * sizeof(*p));
+		if (!p)
+			return kvmm_fail(-ENOMEM, "out of memory");
+		v->busy = p;
+		v->cap_busy = cap;
+	}
+	v->busy[v->nr_busy++] = (struct kvmm_busy){ .frame = frame, .refs = 1 };
+	return 0;
+}
+
+int kvmm_view_busy(struct kvmm_view *v, uint32_t frame)
+{
+	struct kvmm_busy *b;
+	int err = 0;
+
+	kvmm_lock(&v->mag_lock);
+	b = busy_find(v, frame);
+	if (b)
+		b->refs++;
+	else
+		err = busy_add(v, frame);
+	kvmm_unlock(&v->mag_lock);
+	return err;
+}
+
+void kvmm_view_idle(struct kvmm_view *v, uint32_t frame)
+{
+	struct kvmm_busy *b;
+
+	kvmm_lock(&v->mag_lock);
+	b = busy_find(v, frame);
+	if (b && !--b->refs) {
+		if (b->freed && !kvmm_view_closed(v))
+			stack_put(v, &frame, 1);
+		*b = v->busy[--v->nr_busy];
+	}
+	kvmm_unlock(&v->mag_lock);
+}
+
+/* Those that are being copied stay where they are. */
+static void put_idle(struct kvmm_view *v, const uint32_t *frame, uint32_t n)
+	__must_hold(&v->mag_lock)
+{
+	struct kvmm_busy *b;
+	uint32_t i;
+
+	for (i = 0; i < n; i++) {
+		b = busy_find(v, frame[i]);
+		if (b)
+			b->freed = true;
+		else
+			stack_put(v, &frame[i], 1);
+	}
+}
+
 void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 		   uint64_t after)
 {
@@ -217,7 +301,10 @@ void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 		kvmm_unlock(&v->mag_lock);
 		return;
 	}
-	stack_put(v, frame, n);
+	if (unlikely(v->nr_busy))
+		put_idle(v, frame, n);
+	else
+		stack_put(v, frame, n);
 	if (after > v->free_after)
 		v->free_after = after;
 	high = max(4 * v->target, mapped_frames(v) / 8);
@@ -275,9 +362,7 @@ static int alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
 	err = kvmm_own_room_open(rq, o, n);
 	if (err)
 		return err;
-	kvmm_lock(&v->mag_lock);
-	err = take(v, n, frames);
-	kvmm_unlock(&v->mag_lock);
+	err = kvmm_view_take(v, n, frames);
 	if (err)
 		return err;
 	for (i = 0; i < n; i++)

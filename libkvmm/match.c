@@ -45,6 +45,36 @@ static int mset_room(struct kvmm_mset *m, uint32_t n)
 	return 0;
 }
 
+int kvmm_mset_copy(struct kvmm_mset *to, const struct kvmm_mset *from)
+{
+	struct kvmm_mset kept;
+	unsigned int i;
+	uint32_t j;
+	int err;
+
+	err = mset_room(to, from->n);
+	if (err)
+		return err;
+	kept = *to;
+	*to = *from;
+	to->key = kept.key;
+	to->page = kept.page;
+	to->cap = kept.cap;
+	to->asked_ns = 0;		/* they were asked for once */
+	if (!from->n)
+		return 0;
+	memcpy(to->key, from->key, from->n * sizeof(*to->key));
+	memcpy(to->page, from->page, from->n * sizeof(*to->page));
+	for (i = 0; to->nr_pins && i < to->ngroups; i++) {
+		const struct kvmm_mgroup *g = &to->g[i];
+
+		for (j = g->first; j < g->first + g->n; j++)
+			if (to->page[j].flags & PAGE_PINNED)
+				kvmm_pin(g->view, to->page[j].frame);
+	}
+	return 0;
+}
+
 static int check_keys(const struct desc *d, const struct kvmm_keys *keys,
 		      unsigned int ngroups, uint32_t *total)
 {

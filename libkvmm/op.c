@@ -273,6 +273,8 @@ static void op_part_over(struct kvmm_job *op, unsigned int i, int err,
 		kvmm_blob_result(op, &op->part[i], err, res);
 	else if (op->done.op == LIB_OP_LOAD)
 		kvmm_blob_fetched(op, &op->part[i], err, res);
+	else if (op->done.op == KVMM_OP_FORK)
+		kvmm_fork_result(op, &op->part[i], err, res);
 	if (err)
 		op->done.result = err;
 	if (op->nr_pending) {

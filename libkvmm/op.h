@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Operations in flight: op.c, publish.c, fetch.c. */
+/* Operations in flight: op.c, publish.c, fetch.c, fork.c. */
 #ifndef KVMM_LIBKVMM_OP_H
 #define KVMM_LIBKVMM_OP_H
 
@@ -7,11 +7,12 @@
 
 /* A page of an operation: what the daemon was asked, and whose answer it is. */
 struct kvmm_op_page {
-	uint32_t	frame;		/* publish: the frame */
+	uint32_t	frame;		/* publish: the frame; fork: the new one */
 	uint32_t	res;		/* index in the results */
-	uint32_t	page;		/* fetch: index in the match */
+	uint32_t	page;		/* fetch: index in the match; fork: source */
 	uint32_t	len;		/* of the chain up to here, pages */
 	uint16_t	group;
+	uint16_t	own;		/* fork: index in kvmm_req.own */
 };
 
 /* One ring entry of an operation: a fetch has one a class. */
@@ -98,6 +99,8 @@ int kvmm_publish_view(struct kvmm_req *rq, unsigned int cls, unsigned int node,
 		      struct kvmm_view **ret) __must_hold(&rq->lock);
 void kvmm_publish_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 			 int err, const struct ring_result *res);
+void kvmm_fork_result(struct kvmm_job *op, const struct kvmm_op_part *part,
+		      int err, const struct ring_result *res);
 void kvmm_fetch_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 		       int err, const struct ring_result *res);
 

@@ -270,6 +270,35 @@ out_exit:
 	return err;
 }
 
+int kvmm_req_child(struct kvmm_req *rq, uint64_t id, struct kvmm_req **ret)
+{
+	struct kvmm *k = rq->k;
+	struct kvmm_req *c = req_new(k);
+	int err;
+
+	if (!c)
+		return kvmm_fail(-ENOMEM, "out of memory");
+	c->sp = rq->sp;
+	c->id = id;
+	c->session = rq->session;
+	c->expect_ms = rq->expect_ms;
+	kvmm_att_get(rq->att);		/* the parent has one */
+	c->att = rq->att;
+	err = slot_take(c, c->att->era);
+	if (err) {
+		c->att = NULL;
+		kvmm_att_put(rq->att);
+		req_put(c);
+		return kvmm_fail(err, "all %u request slots are taken",
+				 rq->att->era->ledger->req_slots);
+	}
+	kvmm_lock(&k->ops_lock);
+	list_add_tail(&c->sp->reqs, &c->link);
+	kvmm_unlock(&k->ops_lock);
+	*ret = c;
+	return 0;
+}
+
 /* -- the end ------------------------------------------------------------------------ */
 
 void kvmm_req_set_tail(struct kvmm_req *rq, unsigned int group,
@@ -458,6 +487,16 @@ static void unpin_all(struct kvmm_req *rq)
 		kvmm_own_unpin(&rq->own[i]);
 	kvmm_blobs_end(rq);
 	kvmm_req_show_pins(rq);
+}
+
+void kvmm_req_undo(struct kvmm_req *rq)
+{
+	kvmm_lock(&rq->k->ops_lock);
+	list_del(&rq->link);
+	kvmm_unlock(&rq->k->ops_lock);
+	kvmm_thaw(rq);
+	unpin_all(rq);
+	req_put(rq);
 }
 
 /*

@@ -222,6 +222,10 @@ void kvmm_req_set_tail(struct kvmm_req *rq, unsigned int group,
 		       uint32_t len);
 /* Tell the ledger how many pins there are; for people. */
 void kvmm_req_show_pins(struct kvmm_req *rq);
+/* One more of @rq's attachment, with its hint, and nothing in it. 0 or -errno. */
+int kvmm_req_child(struct kvmm_req *rq, uint64_t id, struct kvmm_req **ret);
+/* It was never heard of. */
+void kvmm_req_undo(struct kvmm_req *rq);
 /* An operation of @rq is over: called under its lock, drops the reference. */
 void kvmm_req_op_done(struct kvmm_req *rq) __releases(&rq->lock);
 void kvmm_req_free_all(struct kvmm *k);
@@ -258,6 +262,8 @@ uint32_t kvmm_pin_range(struct kvmm_att *a, struct kvmm_mset *m,
 void kvmm_unpin_range(struct kvmm_mset *m, struct kvmm_mgroup *g, uint32_t lo,
 		      uint32_t hi);
 void kvmm_mset_unpin(struct kvmm_mset *m);
+/* The same again, with pins of its own; 0 or -ENOMEM, and nothing was done. */
+int kvmm_mset_copy(struct kvmm_mset *to, const struct kvmm_mset *from);
 
 /* Pages of @g that length @n needs: [*@lo, *@hi). */
 void kvmm_mgroup_need(const struct kvmm_mgroup *g, uint32_t n, uint32_t *lo,
@@ -283,6 +289,14 @@ void kvmm_thaw(struct kvmm_req *rq);
 /* Back to this process's stack; @after gates others. */
 void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 		   uint64_t after);
+/* @n of them; 0, or -EAGAIN with the want recorded. */
+int kvmm_view_take(struct kvmm_view *v, uint32_t n, uint32_t *frames);
+/*
+ * @frame is copied by the daemon: whoever puts it, nobody takes it before each
+ * kvmm_view_busy() has had its kvmm_view_idle(). 0 or -ENOMEM.
+ */
+int kvmm_view_busy(struct kvmm_view *v, uint32_t frame);
+void kvmm_view_idle(struct kvmm_view *v, uint32_t frame);
 /* Ask for a refill unless one is on its way. */
 void kvmm_view_want(struct kvmm_view *v, uint32_t n);
 /* Have frames come since an allocation was refused? */

@@ -109,6 +109,13 @@ struct kvmm_peer {
 	uint32_t	client;
 };
 
+/* A frame that the daemon copies from or into; @freed: it has no owner any more. */
+struct kvmm_busy {
+	uint32_t	frame;
+	uint32_t	refs;
+	bool		freed;
+};
+
 /**
  * struct kvmm_view - a window's shared memory
  * @refs:	the att's list, and every request that used it: pins and frames
@@ -128,6 +135,7 @@ struct kvmm_peer {
  * @base:	of the window, while it is open
  * @pos:	by frame: where it stands in its request's list, under req.lock
  * @stack:	free frames of this process, under @mag_lock; @nr_stack of them
+ * @busy:	@nr_busy frames that must not be given out, under @mag_lock
  * @mag_head:	of the magazine ring, @mag_lock
  * @free_after:	latest step named by a free
  * @target:	frames that a refill asks for
@@ -172,6 +180,8 @@ struct kvmm_view {
 	struct kvmm_mutex mag_lock;
 	uint32_t	*stack;
 	uint32_t	nr_stack;
+	struct kvmm_busy *busy;
+	uint32_t	nr_busy, cap_busy;
 	uint32_t	mag_head;
 	uint32_t	mag_mask;
 	const _Atomic uint32_t *mag;

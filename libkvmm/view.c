@@ -163,6 +163,7 @@ void kvmm_view_free(struct kvmm_view *v)
 	free((void *)v->mapped);
 	free((void *)v->pos);
 	free(v->stack);
+	free(v->busy);
 	free(v);
 }
 

@@ -269,6 +269,7 @@ static int call_everything(struct tc *c, struct kvmm_req *rq)
 	struct kvmm_hit hit;
 	struct kvmm_done d;
 	kvmm_frame_t frame = 1;
+	uint64_t v = 1;
 	const int got[] = {
 		kvmm_join(c->k, &e),
 		kvmm_poll(c->k, &d, 1),
@@ -282,6 +283,11 @@ static int call_everything(struct tc *c, struct kvmm_req *rq)
 		kvmm_req_open(c->sp, 1, NULL, &other),
 		kvmm_peek(rq, &keys, 1, c->node, &m),
 		kvmm_match(rq, &keys, 1, c->node, &hit, &m),
+		kvmm_match_get(c->sp, 1, &hit, 1, &m),
+		kvmm_agree_post(c->k, 1, &v, 1),
+		kvmm_agree_get(c->k, 1, &v, 1, 0),
+		kvmm_agree_min(c->k, 1, 1, &v),
+		kvmm_req_fork(rq, 2, c->node, &frame, 1, 0, 1, &other),
 		kvmm_trim(rq, 0, 0),
 		kvmm_alloc(rq, 0, c->node, 1, &frame, 0),
 		kvmm_free(rq, 0, c->node, &frame, 1, 0),

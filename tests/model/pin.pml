@@ -26,6 +26,9 @@
  *	LOOKS		lookups of a thread; not given: for ever
  *	BATCH		a client pins two pages at once, and undoes from the
  *			first failure on
+ *	FORK		a client that uses a page pins it once more for a child,
+ *			looks at no word, and ends the parent: no barrier either,
+ *			since each pin is counted until the next one is
  *	CRASH		client 0 gets SIGKILL at any step
  *	LATE		client 1 attaches at any time
  * Taken away on request, besides those of frame.pml:
@@ -34,6 +37,7 @@
  *	NO_GEN, NO_READY  the re-check leaves out half of the word
  *	DROP_AT_EOF	the ledger goes when the socket closes, not at exit
  *	FD_FIRST	the client gets its ledger before the list has it
+ *	FORK_LATE	the parent ends before the child has its pin
  *	TABLE_MOVE	the frame table grows into a new memfd, once
  */
 #ifndef NC
@@ -168,6 +172,13 @@ end:	do
 		if
 		:: HIT(w, l) ->
 			read_page(k, AT_FRAME(l));
+#ifdef FORK_LATE
+			unpin(p, AT_FRAME(l));
+			put(p, PIN(p / NT, AT_FRAME(l)) + PLUS, 0);
+#elif defined(FORK)
+			put(p, PIN(p / NT, AT_FRAME(l)) + PLUS, 0);
+			unpin(p, AT_FRAME(l));
+#endif
 			d_step {
 				read_page(k, AT_FRAME(l));
 				using[p * NF + AT_FRAME(l)] = 0

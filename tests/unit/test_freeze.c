@@ -222,6 +222,25 @@ static void what_is_trimmed_is_no_hit(void **state)
 	end(rq);
 }
 
+static void a_forked_request_has_its_parents(void **state)
+{
+	struct kvmm_hit got[8];
+	struct kvmm_req *rq = req(1), *child, *bare;
+
+	assert_int_equal(kvmm_req_fork(rq, 3, 0, NULL, 0, 0, 0, &bare), 0);
+	assert_int_equal(get(3, got, 8, NULL), -EAGAIN);
+	match(rq, 2, 4, NULL, NULL);
+	assert_int_equal(kvmm_req_fork(rq, 2, 0, NULL, 0, 0, 0, &child), 0);
+	assert_int_equal(get(2, got, 8, NULL), 4);
+	assert_int_equal(got[0].frame, FK_FIRST + 2);
+	end(rq);
+	assert_int_equal(get(1, got, 8, NULL), -EAGAIN);
+	assert_int_equal(get(2, got, 8, NULL), 4);
+	end(child);
+	end(bare);
+	assert_int_equal(get(2, got, 8, NULL), -EAGAIN);
+}
+
 static void a_dying_engine_gets_nothing(void **state)
 {
 	struct kvmm_req *rq = req(1);
@@ -475,6 +494,7 @@ int main(void)
 		T(as_many_as_there_is_room_for),
 		T(it_is_the_last_match_of_that_request),
 		T(what_is_trimmed_is_no_hit),
+		T(a_forked_request_has_its_parents),
 		T(a_dying_engine_gets_nothing),
 		cmocka_unit_test_teardown(nobody_writes_for_himself, teardown),
 		T(a_place_is_found_for_every_request),

@@ -21,7 +21,7 @@ static struct fk f;
 static struct fc c;
 static _Atomic bool stop;
 static _Atomic unsigned int working;
-static _Atomic uint64_t rounds, told, failed;
+static _Atomic uint64_t rounds, told, failed, forks;
 
 static int setup(void **state)
 {
@@ -35,7 +35,7 @@ static int setup(void **state)
 		return -1;
 	fk_give(&f, 0, FK_FIRST, FRAMES);
 	stop = false;
-	rounds = told = failed = 0;
+	rounds = told = failed = forks = 0;
 	return 0;
 }
 
@@ -54,6 +54,7 @@ static void one_request(struct rng *r, uint32_t me)
 	struct kvmm_match m = { .size = sizeof(m) };
 	kvmm_frame_t fr[BATCH];
 	struct kvmm_req *rq;
+	struct kvmm_req *child;
 	uint32_t i;
 	int err;
 
@@ -70,6 +71,14 @@ static void one_request(struct rng *r, uint32_t me)
 			pub[i].frame = fr[i];
 			pub[i].pos = 16 * i;
 		}
+		/* it may end, and its parent may, before it has its frame */
+		err = kvmm_req_fork(rq, me, 0, fr, 1, rounds, 2, &child);
+		if (err >= 0)
+			forks++;
+		else if (err != -EAGAIN)
+			failed++;
+		if (err >= 0)
+			kvmm_req_end(child, KVMM_ENDED, rng_below(r, 2));
 		switch (rng_below(r, 4)) {
 		case 0:
 			kvmm_free(rq, 0, 0, fr, BATCH, 0);
@@ -127,7 +136,8 @@ static void answer(const struct ring_sqe *sqe, const void *array)
 	for (i = 0; i < BATCH; i++)
 		res[i] = (struct ring_result){ .result = i % 2 ? -ESTALE :
 								 -ENOENT };
-	if (sqe->op == RING_PUBLISH || sqe->op == RING_FETCH)
+	if (sqe->op == RING_PUBLISH || sqe->op == RING_FETCH ||
+	    sqe->op == RING_FORK)
 		fk_answer(&f, sqe, 0, res, sqe->n);
 	if (sqe->op == RING_FREE)
 		for (i = 0; i < sqe->n; i++)
@@ -169,6 +179,7 @@ static void nothing_is_lost_between_threads(void **state)
 	assert_int_equal(fk_all_pins(&f, 0), 0);
 	assert_true(rounds > 100);
 	assert_true(told > 0);
+	assert_true(forks > 0);
 	assert_int_equal(failed, 0);
 	/* every frame is somewhere */
 	while (fk_take(&f, &sqe, &array))

@@ -221,6 +221,7 @@ enum kvmm_op {
 	KVMM_OP_FETCH	= 2,
 	KVMM_OP_PING	= 3,
 	KVMM_OP_BLOB	= 4,
+	KVMM_OP_FORK	= 5,
 };
 
 /**
@@ -234,9 +235,10 @@ enum kvmm_op {
  *		daemon went), -EAGAIN, -EINVAL, -EACCES (the daemon refused it),
  *		-EPROTO (it answered nonsense)
  * @first:	fetch: where the first page stands in the request's hits;
- *		publish, blob: 0
- * @n:		elements of @res. A blob has one, whatever its length. Fetch: units [first, end) of the match's first
- *		group, then those of its second, and so on; of a BLOB its page
+ *		publish, blob, fork: 0
+ * @n:		elements of @res. A blob has one, whatever its length. Fetch:
+ *		units [first, end) of the match's first group, then those of its
+ *		second, and so on; of a BLOB its page
  * @res:	valid until the next kvmm_poll() of this connection
  */
 struct kvmm_done {
@@ -746,7 +748,8 @@ KVMM_API int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
  * @m:		likewise
  *
  * For the engine's other members, in the same space. The frames are pinned by
- * the leader until it ends the request, and no longer: nothing is pinned here.
+ * the leader until it ends the request or frees them, and no longer: nothing is
+ * pinned here.
  * A later kvmm_match() or kvmm_trim() of the leader replaces it.
  * Return: hits of that match, which may be more than @max; -EAGAIN (none, or
  * none any more: a very long one, or one so old that 4 MiB of others followed,
@@ -765,6 +768,38 @@ KVMM_API int kvmm_match_get(struct kvmm_space *sp, uint64_t id,
  * Return: 0 or -ECHILD.
  */
 KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
+
+/**
+ * kvmm_req_fork() - [H] a second request that goes on from where this one is
+ * @child_id:	as the id of kvmm_req_open(); hint and space are the parent's
+ * @node:	where the tails are
+ * @tail:	@n frames by group, @n up to the space's groups: the page that is
+ *		being written, an OPEN frame of this request; 0: the group has none
+ * @after:	last launched step that writes what the child needs of them
+ * @tag:	of the completion
+ * @child:	written on success only; the caller's: kvmm_req_end()
+ *
+ * The child has the parent's last match, and pins of its own on all that the
+ * parent has pinned: no copy, and the parent may end first. For each tail it gets
+ * a frame of its own, to which the daemon copies the tail once every member has
+ * completed @after. Meanwhile the parent may write on, behind what @after wrote,
+ * fork again, publish the tail, free it, or end.
+ *
+ * %KVMM_OP_FORK has one result a tail, in the order of @tail: the new frame, and
+ * 0 (it is the child's OPEN frame with the tail's bytes) or what went wrong: it
+ * is the child's OPEN frame all the same, with undefined bytes, to be computed
+ * again or freed. After -ENOTCONN bytes may still be copied to it: do not use it.
+ * Before the completion nobody may use it.
+ * Return: tails that are being copied; 0: there were none, and no completion
+ * comes. -EAGAIN (not enough frames: recorded and asked for as by kvmm_alloc();
+ * ring full; no request slot), -EBUSY (an operation of the parent is in flight,
+ * and what it will have pinned is not known: poll first), -EINVAL, -EACCES
+ * (read-only), -EOWNERDEAD, -ENOTCONN, -ESTALE, -ENOMEM: nothing was done.
+ */
+KVMM_API int kvmm_req_fork(struct kvmm_req *rq, uint64_t child_id,
+			   kvmm_node_t node, const kvmm_frame_t *tail,
+			   unsigned int n, uint64_t after, uint64_t tag,
+			   struct kvmm_req **child);
 
 /**
  * kvmm_req_end() - [H] end a request
@@ -879,7 +914,7 @@ KVMM_API int kvmm_fetch(struct kvmm_req *rq, unsigned int first,
 			uint64_t deadline_ns, uint64_t tag);
 
 /**
- * kvmm_cancel() - give up a fetch, a publish or a commit
+ * kvmm_cancel() - give up a fetch, a publish, a commit or a fork
  *
  * Its completion comes once, as -ECANCELED or done.
  * Return: 0, -ENOENT (not in flight), -EAGAIN, -ENOTCONN.
