@@ -378,7 +378,8 @@ static void what_the_leader_scribbles_is_no_harm(void **state)
 		n = get(round, got, 64, NULL);
 		for (i = 0; n > 0 && i < min((uint32_t)n, 64u); i++) {
 			assert_in_range(got[i].state, 0, KVMM_SKIP);
-			if (got[i].state == KVMM_HIT)
+			/* elsewhere this rank has no window to tell by */
+			if (got[i].state == KVMM_HIT && !got[i].node)
 				assert_non_null(kvmm_win_ptr(c[1].win[0], 0,
 							     got[i].frame));
 		}
