@@ -209,27 +209,32 @@ static void the_old_word_counts_without_a_poll(void **state)
 
 #define ROUNDS	10
 
-/* Does steps for as long as the daemon is the one it found. */
+struct steps {
+	uint64_t epoch, step;
+};
+
+/* Does steps for as long as the daemon is the one that its maker found. */
 static void *stepper(void *arg)
 {
-	uint64_t epoch = kvmm_epoch(c.k), *step = arg;
+	struct steps *s = arg;
 
-	while (kvmm_epoch(c.k) == epoch)
-		kvmm_step_done(c.k, ++*step);
+	while (kvmm_epoch(c.k) == s->epoch)
+		kvmm_step_done(c.k, ++s->step);
 	return NULL;
 }
 
 static void a_step_done_as_the_daemon_changes_is_taken_along(void **state)
 {
-	uint64_t step = 0;
+	struct steps s = { 0 };
 	pthread_t t;
 	int i;
 
 	for (i = 0; i < ROUNDS; i++) {
-		assert_int_equal(pthread_create(&t, NULL, stepper, &step), 0);
+		s.epoch = kvmm_epoch(c.k);
+		assert_int_equal(pthread_create(&t, NULL, stepper, &s), 0);
 		find_the_next();
 		pthread_join(t, NULL);
-		assert_int_equal(f.l->step, step);
+		assert_int_equal(f.l->step, s.step);
 	}
 }
 
