@@ -6,6 +6,11 @@
  * is. So when frames are short the distinct pinned frames of each engine are
  * counted, a part of a pool at a time, and an engine over the limit is cut off:
  * its pins are void at once, so only it can suffer.
+ *
+ * The limit is there for others. An engine whose KV tensor is this memory pins
+ * nearly all of it as a matter of course, and waits for more: as long as nobody
+ * else does it is told -EAGAIN, and preempts. Nor is one cut off for what it has
+ * reserved.
  */
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
@@ -46,15 +51,47 @@ static uint32_t pins_count_extent(struct mm_pool *p, uint32_t no)
 	return loads;
 }
 
+/* Is somebody of another engine waiting for frames here? */
+static bool others_wait(const struct mm_pool *p, const struct mm_engine *e)
+{
+	const struct mm_win *w;
+	bool others = false;
+
+	list_for_each_entry(w, &p->refill_wait, refill_link)
+		if (w->engine != e)
+			return true;
+	/* whom a load is for is not known here */
+	list_for_each_entry(w, &p->windows, pool_link)
+		others |= w->engine != e && !w->closed;
+	return others && !list_empty(&p->load_wait);
+}
+
+static uint64_t reserved_of(const struct mm_pool *p, const struct mm_engine *e)
+{
+	const struct mm_win *w;
+	uint64_t sum = 0;
+
+	list_for_each_entry(w, &p->windows, pool_link)
+		if (w->engine == e)
+			sum += w->reserved;
+	return sum;
+}
+
+static bool pins_too_many(const struct mm_pool *p, const struct mm_engine *e)
+{
+	uint64_t limit = pool_most_frames(p) * e->mm->o.pin_limit_pct / 100;
+
+	return e->scan_pinned > max(limit, reserved_of(p, e)) &&
+	       others_wait(p, e);
+}
+
 static void pins_judge(struct mm_pool *p)
 {
-	const struct mm *mm = p->space->mm;
-	uint64_t limit = pool_most_frames(p) * mm->o.pin_limit_pct / 100;
 	struct mm_win *w;
 
 again:
 	list_for_each_entry(w, &p->windows, pool_link) {
-		if (w->engine->evicted || w->engine->scan_pinned <= limit)
+		if (w->engine->evicted || !pins_too_many(p, w->engine))
 			continue;
 		engine_evict(w->engine, "more pinned frames than it may have");
 		goto again;
