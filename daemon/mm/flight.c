@@ -28,7 +28,8 @@
  * Frames. Loads may take the reserve, which stores cannot. Without a free frame
  * the pool grows, and reclaims at once what is clean; where that gives nothing
  * because everything is pinned the answer is -EAGAIN, recompute, at once; else a
- * flight waits as long as a direct reclaim may take.
+ * flight waits as long as a direct reclaim may take, or as its waiters will while
+ * an extent is on its way.
  *
  * A copy from memory is compared with the publisher's checksum, if there is one,
  * as a write to a block node is (writeback.c).
@@ -526,14 +527,22 @@ struct page *flight_leave(struct flight_wait *w)
 	return pg;
 }
 
-/* Flights that have waited for a frame long enough; they stand in order. */
+/*
+ * Flights that have waited for a frame long enough; they stand in order. Where
+ * an extent is on its way there will be frames, however long populating it takes:
+ * then it is the waiters' own deadlines that count.
+ */
 static uint64_t load_waits_run(struct mm_pool *p, uint64_t now)
 {
 	struct flight *fl;
 
 	while ((fl = list_first(&p->load_wait, struct flight, pool_link))) {
-		if (now < fl->give_up_ns)
-			return fl->give_up_ns;
+		uint64_t until = fl->give_up_ns;
+
+		if (p->extents_coming)
+			until = max(until, fl->deadline_ns);
+		if (now < until)
+			return until;
 		flight_end(fl, -EAGAIN);
 	}
 	return UINT64_MAX;
