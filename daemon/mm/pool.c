@@ -38,6 +38,7 @@
 #define RUN_NS		NSEC_PER_MSEC	/* between rounds while something waits */
 #define RUN_IDLE_NS	(100 * NSEC_PER_MSEC)
 #define EVACUATE_IDLE_NS (10 * NSEC_PER_SEC)
+#define SQUEEZED_NS	(50 * NSEC_PER_MSEC)
 
 /* -- geometry -------------------------------------------------------------- */
 
@@ -312,12 +313,16 @@ uint64_t pool_room(const struct mm_pool *p)
 
 /*
  * The node is full: let the class that was used longest ago give an extent up,
- * if it has more of them than this one, or rests.
+ * if it has more of them than this one, or rests. Where somebody has waited for
+ * a while, so that this class's own pages must all be in use, it need only have
+ * nobody waiting itself: a long prompt of a hybrid model pins page after page of
+ * one class, and leaves page after page of another behind.
  */
 static void evacuate_other(struct mm_pool *p)
 {
 	struct mm_pool *q, *best = NULL;
 	uint64_t now = p->space->mm->now_ns;
+	bool squeezed = p->squeezed_ns && now - p->squeezed_ns >= SQUEEZED_NS;
 
 	list_for_each_entry(q, &p->nd->pools, node_link) {
 		uint32_t keep = q->space->nr_clients ? 1 : 0;
@@ -326,7 +331,8 @@ static void evacuate_other(struct mm_pool *p)
 		    q->nr_extents - q->extents_going <= keep)
 			continue;
 		if (q->nr_extents <= p->nr_extents &&
-		    (q->want || now - q->used_ns < EVACUATE_IDLE_NS))
+		    (q->want || (now - q->used_ns < EVACUATE_IDLE_NS &&
+				 !squeezed)))
 			continue;
 		if (!best || q->used_ns < best->used_ns)
 			best = q;
