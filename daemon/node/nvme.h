@@ -136,8 +136,8 @@ struct nvme_open {
  * @probing:	it is out
  * @probe_good:	its write was good, its read is to come
  * @read_only:	a write said EROFS; until a probe's write succeeds
- * @full:	a write said ENOSPC; until a slot is freed or @full_retry
- * @full_retry:	then one write may try
+ * @full:	a write said ENOSPC, and none has succeeded since
+ * @full_retry:	then one write may try; @full_soon, if a slot has been freed
  */
 struct nvme_health {
 	uint32_t	bad_row;
@@ -147,7 +147,7 @@ struct nvme_health {
 	bool		probing;
 	bool		read_only;
 	bool		full;
-	uint64_t	full_retry;
+	uint64_t	full_retry, full_soon;
 };
 
 /**

@@ -18,8 +18,10 @@
  *
  * Two errors are about writes only and count as no misses. EROFS: DEGRADED
  * until a probe's write succeeds. ENOSPC (a file system that could not
- * preallocate, a thin volume): writes are off until a slot is freed, or for
- * probe_ns, when one may try.
+ * preallocate, a thin volume): writes are off for probe_ns, when one may try,
+ * or, once a slot is freed, for FULL_NS. Not at once: the slot whose write just
+ * failed is freed, too, and the next would fail in the same way, for ever and as
+ * fast as the CPU can.
  *
  * Where space is not preallocated, each write may take some, and the file
  * system's free floor has to be kept while running: nvme_open.c looks how much
@@ -38,6 +40,7 @@
 #define LAT_FORGET	256
 #define RATE_STALE_NS	NSEC_PER_SEC
 #define GUESS_BYTES_S	1000000000u
+#define FULL_NS		(100 * NSEC_PER_MSEC)
 #define GUESS_LAT_NS	(100 * NSEC_PER_USEC)
 
 /* ---- states ---------------------------------------------------------------- */
@@ -89,6 +92,7 @@ void nvme_refused(struct nvme *nv, int err, uint64_t now)
 		}
 	} else {
 		h->full = true;
+		h->full_soon = now + min(FULL_NS, nv->opts.probe_ns);
 		h->full_retry = now + nv->opts.probe_ns;
 	}
 	nvme_end_queued(nv, false, err);
@@ -96,7 +100,9 @@ void nvme_refused(struct nvme *nv, int err, uint64_t now)
 
 void nvme_space_freed(struct nvme *nv)
 {
-	nv->health.full = false;
+	struct nvme_health *h = &nv->health;
+
+	h->full_retry = min(h->full_retry, h->full_soon);
 }
 
 /* @bytes are written to a file that may have to grow for it. */
