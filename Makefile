@@ -108,7 +108,8 @@ BUILTIN_SRC	:= $(wildcard policies/lru.c)
 # Everything but main(), as tests and benches link it.
 ALL_SRC		:= $(IPC_SRC) $(LIB_SRC) $(DAEMON_SRC) $(KERN_SRC) $(BUILTIN_SRC)
 # The small inference engine of the tests; its programs have a main() each.
-ENGINE_SRC	:= $(filter-out tests/engine/engine.c %_main.c,$(wildcard tests/engine/*.c))
+ENGINE_MAIN	:= $(wildcard tests/engine/engine_main.c)
+ENGINE_SRC	:= $(filter-out %_main.c,$(wildcard tests/engine/*.c))
 HELP_SRC	:= $(wildcard tests/lib/*.c) $(ENGINE_SRC)
 UNIT_SRC	:= $(wildcard tests/unit/test_*.c)
 INTEG_SRC	:= $(wildcard tests/integration/test_*.c)
@@ -140,6 +141,8 @@ INTEG		:= $(INTEG_SRC:tests/%.c=$(B)/test/%)
 FUZZ		:= $(FUZZ_SRC:tests/%.c=$(B)/test/%)
 BENCHES		:= $(BENCH_SRC:tests/bench/bench_%.c=$(B)/bench/%)
 DEMOS		:= $(DEMO_SRC:tests/demo/%.c=$(B)/demo/%)
+ENGINE		:= $(if $(ENGINE_MAIN),$(B)/engine)
+TEST_ENGINE	:= $(if $(ENGINE_MAIN),$(B)/test/engine)
 
 # -- what each goal builds ----------------------------------------------------
 
@@ -149,7 +152,8 @@ DEMOS		:= $(DEMO_SRC:tests/demo/%.c=$(B)/demo/%)
 all: $(LIBS) $(KVMMD) $(KVMMCTL) $(POLICIES)
 
 # Everything `make check` runs, built but not run.
-tests: all $(TEST_KVMMD) $(TEST_LIB) $(UNIT) $(INTEG) $(FUZZ) $(DEMOS)
+tests: all $(TEST_KVMMD) $(TEST_LIB) $(UNIT) $(INTEG) $(FUZZ) $(DEMOS) \
+	$(ENGINE) $(TEST_ENGINE)
 
 # These goals install what is missing before anything compiles.
 DEPS	:= $(if $(filter demo check check-long check-model bench,$(MAKECMDGOALS)),deps)
@@ -303,6 +307,20 @@ check-model: | $(DEPS)
 check-layers:
 	$(Q)tests/check-layers.sh
 
+# -- the engine ----------------------------------------------------------------
+
+# A client like any other: it links libkvmm, and nothing else of the project.
+englink = $(LINK) -o $@ $(filter %.o,$^) -L$(@D) -lkvmm -ljansson -lm \
+	  -Wl,-rpath,'$$ORIGIN'
+
+$(ENGINE): $(call rel,$(ENGINE_MAIN) $(ENGINE_SRC)) $(B)/libkvmm.so $(B)/.sources
+	$(call say,LD)
+	$(Q)$(englink)
+$(TEST_ENGINE): $(call tst,$(ENGINE_MAIN) $(ENGINE_SRC)) $(B)/test/libkvmm.so \
+		$(B)/.sources
+	$(call say,LD)
+	$(Q)$(englink)
+
 # -- benches and demo ---------------------------------------------------------
 
 $(BENCHES): $(B)/bench/%: $(B)/obj/tests/bench/bench_%.o $(B)/librel.a
@@ -311,7 +329,7 @@ $(BENCHES): $(B)/bench/%: $(B)/obj/tests/bench/bench_%.o $(B)/librel.a
 	$(Q)$(LINK) -o $@ $^ $(call link_hint,tests/bench/bench_$*.c) $(TEST_LIBS)
 
 # Each bench prints progress to stderr and one line of JSON last on stdout.
-bench: all $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)) | $(DEPS)
+bench: all $(ENGINE) $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)) | $(DEPS)
 	$(Q)t=$$(mktemp -d "$${TMPDIR:-/var/tmp}/kvmm-bench.XXXXXX") || exit 1; \
 	trap 'rm -rf "$$t"' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM; \
 	rc=0; for b in $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)); do \
@@ -329,7 +347,7 @@ $(DEMOS): $(B)/demo/%: $(B)/obj/tests/demo/%.o $(B)/demo/libdemo.a $(B)/libkvmm.
 	$(Q)$(LINK) -o $@ $(filter %.o,$^) $(B)/demo/libdemo.a -L$(B) -lkvmm \
 		-ljansson -lzstd -lm -Wl,-rpath,'$$ORIGIN/..'
 
-demo: all $(DEMOS) | $(DEPS)
+demo: all $(DEMOS) $(ENGINE) | $(DEPS)
 	$(Q)KVMM_BUILD=$(abspath $(B)) KVMMD=$(abspath $(B)/kvmmd) \
 		KVMMCTL=$(abspath $(B)/kvmmctl) \
 		$(if $(wildcard tests/demo/run.sh),tests/demo/run.sh,$(B)/demo/demo)

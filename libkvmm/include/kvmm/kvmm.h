@@ -607,8 +607,9 @@ KVMM_API int kvmm_reserve(struct kvmm_space *sp, unsigned int cls,
 /**
  * struct kvmm_avail - frames, as the daemon last published them
  * @now:	in this process's hands or free on the node
- * @clean:	unpinned, dropped without a write
- * @dirty:	unpinned, must be written first
+ * @clean:	pages that are dropped without a write
+ * @dirty:	pages that must be written first. Among both are pinned ones, which
+ *		the daemon does not count: what an engine holds it knows itself
  * @floor:	this engine's reserve
  * @limit:	that the tenant may hold
  */
