@@ -31,7 +31,7 @@ struct args {
 
 enum {
 	OPT_SOCKET = 256, OPT_NODE, OPT_BLOCK, OPT_SNAP, OPT_SALT, OPT_REVISION,
-	OPT_DTYPE, OPT_LAYOUT, OPT_HEADS_OFF, OPT_MUST_JOIN, OPT_RESERVE,
+	OPT_DTYPE, OPT_LAYOUT, OPT_HEADS_OFF, OPT_WINDOW_OFF, OPT_MUST_JOIN, OPT_RESERVE,
 	OPT_RANKS, OPT_WORLD, OPT_THREADS, OPT_PIDS, OPT_SEQS, OPT_BUDGET,
 	OPT_PREEMPT, OPT_EVERY, OPT_NO_MATCH, OPT_GUARD, OPT_EAGER, OPT_FETCH, OPT_ALL, OPT_ORACLE,
 	OPT_PROMPT, OPT_GENERATE, OPT_TEXT, OPT_SEED, OPT_WEIGHTS,
@@ -54,6 +54,7 @@ static const struct argp_option options[] = {
 	{ "layout", OPT_LAYOUT, "NAME", 0, "to claim; nhd" },
 	{ "must-join", OPT_MUST_JOIN, 0, 0, "no new space beside one of this model" },
 	{ "heads-off", OPT_HEADS_OFF, "N", 0, "miscount KV heads by so many" },
+	{ "window-off", OPT_WINDOW_OFF, "N", 0, "miscount window pages" },
 	{ "world", OPT_WORLD, "N", 0, "to claim without ranks" },
 	{ 0, 0, 0, 0, "Who computes", 3 },
 	{ "ranks", OPT_RANKS, "N", 0, "rank processes; none: this one" },
@@ -104,6 +105,7 @@ static error_t parse(int key, char *arg, struct argp_state *st)
 	case OPT_SALT:		a->kv.salt = arg; break;
 	case OPT_DTYPE:		a->kv.kv_dtype = arg; break;
 	case OPT_LAYOUT:	a->kv.layout = arg; break;
+	case OPT_WINDOW_OFF:	a->kv.window_off = num(st, arg); break;
 	case OPT_MUST_JOIN:	a->kv.flags |= KVMM_MUST_JOIN; break;
 	case OPT_HEADS_OFF:	a->kv.heads_off = num(st, arg); break;
 	case OPT_WORLD:		a->kv.world = num(st, arg); break;

@@ -88,7 +88,8 @@ static void group_add(struct kv *kv, uint8_t rule)
 	g->block_tokens = rule == KVMM_LAST ? kv->o.snap_tokens :
 					      kv->o.block_tokens;
 	if (rule == KVMM_WINDOW)
-		g->window = window_pages(c->window, g->block_tokens);
+		g->window = window_pages(c->window, g->block_tokens) +
+			    kv->o.window_off;
 	kv->grp[ix] = (struct kvmm_group){
 		.class_ix	= ix,
 		.rule		= rule,

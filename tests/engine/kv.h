@@ -31,7 +31,8 @@
  * @revision, @salt, @kv_dtype, @layout: of the descriptor; NULL: derived from
  *		the model, "", "bf16", "nhd"
  * @flags:	of the descriptor
- * @heads_off:	for tests: count so many KV heads more than there are
+ * @heads_off, @window_off: for tests: count so many KV heads or window pages more
+ *		than there are
  * @reserve:	frames of each class that this engine must be able to have
  * @world:	ranks that a page is sharded over; 1
  * @engine:	join it before attaching; NULL: an engine of one
@@ -43,7 +44,7 @@ struct kv_opts {
 	uint32_t	snap_tokens;
 	const char	*revision, *salt, *kv_dtype, *layout;
 	uint32_t	flags;
-	uint32_t	heads_off;
+	uint32_t	heads_off, window_off;
 	uint32_t	reserve;
 	uint32_t	world;
 	const struct kvmm_engine *engine;
