@@ -120,7 +120,7 @@ BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c)) \
 		     tests/lib/daemon.c
 DEMO_SRC	:= $(wildcard tests/demo/demo*.c)
 DEMO_HELP	:= $(filter-out $(DEMO_SRC),$(wildcard tests/demo/*.c)) \
-		     tests/lib/daemon.c
+		     tests/lib/daemon.c tests/lib/trace.c
 SHELL_TESTS	:= $(wildcard tests/check-*.sh tests/*/test_*.sh)
 LIB_MAP		:= $(wildcard libkvmm/libkvmm.map)
 
@@ -309,14 +309,16 @@ check-layers:
 
 # -- the engine ----------------------------------------------------------------
 
-# A client like any other: it links libkvmm, and nothing else of the project.
-englink = $(LINK) -o $@ $(filter %.o,$^) -L$(@D) -lkvmm -ljansson -lm \
+# A client like any other: it links libkvmm, and nothing else of the project but
+# the reader of recorded requests.
+ENGINE_ALL	:= $(ENGINE_MAIN) $(ENGINE_SRC) tests/lib/trace.c
+englink = $(LINK) -o $@ $(filter %.o,$^) -L$(@D) -lkvmm -ljansson -lzstd -lm \
 	  -Wl,-rpath,'$$ORIGIN'
 
-$(ENGINE): $(call rel,$(ENGINE_MAIN) $(ENGINE_SRC)) $(B)/libkvmm.so $(B)/.sources
+$(ENGINE): $(call rel,$(ENGINE_ALL)) $(B)/libkvmm.so $(B)/.sources
 	$(call say,LD)
 	$(Q)$(englink)
-$(TEST_ENGINE): $(call tst,$(ENGINE_MAIN) $(ENGINE_SRC)) $(B)/test/libkvmm.so \
+$(TEST_ENGINE): $(call tst,$(ENGINE_ALL)) $(B)/test/libkvmm.so \
 		$(B)/.sources
 	$(call say,LD)
 	$(Q)$(englink)

@@ -29,7 +29,7 @@ daemon/node            ^daemon/node/|^ipc/base/|^kernels/kernels\.h$     node se
 daemon/copyd           ^daemon/copyd/|^daemon/node/|^ipc/|^kernels/      copyd sees node, ipc and kernels
 policies               ^policies/kvmm_policy\.h$                         a policy sees kvmm_policy.h only
 kernels                ^kernels/                                         kernels include kernels only
-tests/engine           ^tests/engine/|^ipc/base/                         the engine is a client: installed headers, its own and ipc/base
+tests/engine           ^tests/engine/|^ipc/base/|^tests/lib/trace\.h$     the engine is a client: installed headers, its own, ipc/base and recorded requests
 '
 
 # What may be in <...> besides the C library, by folder. The installed headers

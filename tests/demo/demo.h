@@ -17,7 +17,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "tests/demo/trace.h"
+#include "tests/lib/trace.h"
 #include "tests/lib/hist.h"
 
 struct test_daemon;

@@ -3,7 +3,7 @@
  * kvmm-engine - a small inference engine whose KV is kvmm memory
  *
  * The scheduler's process, and rank processes with --ranks. Reads requests from
- * stdin (serve.h), or takes one from --prompt. --oracle computes the same
+ * stdin (serve.h), or takes them from --prompt or --trace. --oracle computes the same
  * without kvmm: one sequence at a time, in private contiguous memory.
  */
 #include <argp.h>
@@ -16,16 +16,16 @@
 #include <unistd.h>
 
 #include "tests/engine/alone.h"
-#include "tests/engine/serve.h"
+#include "tests/engine/front.h"
 
 /* What the command line said. */
 struct args {
-	const char	*config, *weights, *prompt;
+	const char	*config, *weights;
 	uint64_t	seed;
 	struct kv_opts	kv;
 	struct team_opts team;
 	struct sched_opts sched;
-	uint32_t	max_tokens;
+	struct front_opts front;
 	bool		oracle, text;
 };
 
@@ -34,7 +34,7 @@ enum {
 	OPT_DTYPE, OPT_LAYOUT, OPT_HEADS_OFF, OPT_WINDOW_OFF, OPT_MUST_JOIN, OPT_RESERVE,
 	OPT_RANKS, OPT_WORLD, OPT_THREADS, OPT_PIDS, OPT_SEQS, OPT_BUDGET,
 	OPT_PREEMPT, OPT_EVERY, OPT_NO_MATCH, OPT_GUARD, OPT_EAGER, OPT_FETCH, OPT_ALL, OPT_ORACLE,
-	OPT_PROMPT, OPT_GENERATE, OPT_TEXT, OPT_SEED, OPT_WEIGHTS,
+	OPT_PROMPT, OPT_TRACE, OPT_LIMIT, OPT_SLICE, OPT_PAGE, OPT_GENERATE, OPT_TEXT, OPT_SEED, OPT_WEIGHTS,
 };
 
 static const struct argp_option options[] = {
@@ -73,7 +73,11 @@ static const struct argp_option options[] = {
 	{ 0, 0, 0, 0, "What to do", 5 },
 	{ "oracle", OPT_ORACLE, 0, 0, "without kvmm" },
 	{ "prompt", OPT_PROMPT, "TEXT", 0, "instead of requests from stdin" },
-	{ "generate", OPT_GENERATE, "N", 0, "tokens after --prompt; 32" },
+	{ "trace", OPT_TRACE, "FILE", 0, "recorded requests (tests/data)" },
+	{ "limit", OPT_LIMIT, "N", 0, "requests of the trace" },
+	{ "slice", OPT_SLICE, "I/N", 0, "every N-th of them from the I-th on" },
+	{ "page-tokens", OPT_PAGE, "N", 0, "that a page of the trace becomes; 16" },
+	{ "generate", OPT_GENERATE, "N", 0, "tokens for each of them; 32" },
 	{ "text", OPT_TEXT, 0, 0, "answers as text, too" },
 	{ 0 }
 };
@@ -121,8 +125,16 @@ static error_t parse(int key, char *arg, struct argp_state *st)
 	case OPT_FETCH:		a->sched.fetch_ms = num(st, arg); break;
 	case OPT_ALL:		a->sched.fetch_all = true; break;
 	case OPT_ORACLE:	a->oracle = true; break;
-	case OPT_PROMPT:	a->prompt = arg; break;
-	case OPT_GENERATE:	a->max_tokens = num(st, arg); break;
+	case OPT_PROMPT:	a->front.prompt = arg; break;
+	case OPT_TRACE:		a->front.trace = arg; break;
+	case OPT_LIMIT:		a->front.limit = num(st, arg); break;
+	case OPT_PAGE:		a->front.page_tokens = num(st, arg); break;
+	case OPT_SLICE:
+		if (sscanf(arg, "%u/%u", &a->front.first, &a->front.every) != 2 ||
+		    !a->front.every)
+			argp_error(st, "--slice: I/N");
+		break;
+	case OPT_GENERATE:	a->front.max_tokens = num(st, arg); break;
 	case OPT_TEXT:		a->text = true; break;
 	case OPT_PREEMPT:
 		if (strcmp(arg, "recompute") && strcmp(arg, "swap"))
@@ -232,27 +244,9 @@ static const struct serve_ops alone_ops = {
 static int run(const struct args *a, const struct serve_ops *ops, void *arg,
 	       uint32_t vocab)
 {
-	struct sched_req r = {
-		.id = 1, .max_tokens = a->max_tokens, .nsamples = 1,
-		.how = KVMM_CONTINUES,
-	};
-	uint32_t *tok = NULL;
-	int n;
-
-	if (!a->prompt)
-		return serve(ops, arg, STDIN_FILENO, vocab);
-	n = text_tokens(a->prompt, vocab, &tok);
-	r.tok = tok;
-	r.ntok = n < 0 ? 0 : (uint32_t)n;
-	n = n < 0 ? n : ops->submit(arg, &r);
-	free(tok);
-	while (!n && !ops->idle(arg)) {
-		n = ops->run(arg);
-		if (!n)
-			usleep(200);
-		n = n < 0 ? n : 0;
-	}
-	return n;
+	if (a->front.prompt || a->front.trace)
+		return front_run(&a->front, ops, arg, vocab);
+	return serve(ops, arg, STDIN_FILENO, vocab);
 }
 
 static int run_oracle(const struct args *a, const struct model *m)
@@ -318,7 +312,7 @@ static int get_model(const struct args *a, struct model **m)
 
 int main(int argc, char **argv)
 {
-	struct args a = { .config = "gqa", .seed = 1, .max_tokens = 32 };
+	struct args a = { .config = "gqa", .seed = 1, .front.max_tokens = 32 };
 	struct model *m = NULL;
 	int err;
 

@@ -27,6 +27,11 @@ static void say(json_t *o)
 	json_decref(o);
 }
 
+void serve_ready(void)
+{
+	say(json_pack("{s:s}", "event", "ready"));
+}
+
 static void say_error(const char *why)
 {
 	say(json_pack("{s:s, s:s}", "event", "error", "why", why));
@@ -267,7 +272,7 @@ int serve(const struct serve_ops *ops, void *arg, int in, uint32_t vocab)
 
 	if (!i.buf)
 		return -ENOMEM;
-	say(json_pack("{s:s}", "event", "ready"));
+	serve_ready();
 	while (did >= 0 && ((go_on && i.open) || !ops->idle(arg))) {
 		struct pollfd p[2] = {
 			{ .fd = go_on && i.open ? in : -1, .events = POLLIN },

@@ -38,6 +38,9 @@ struct serve_ops {
  */
 int serve(const struct serve_ops *ops, void *arg, int in, uint32_t vocab);
 
+/** serve_ready() - say that requests are answered from now on */
+void serve_ready(void);
+
 /** serve_done() - write an answer; text: as text, too */
 void serve_done(const struct sched_done *d, bool text);
 

@@ -10,7 +10,7 @@
 #include <kvmm/kvmm.h>
 #include <zstd.h>
 
-#include "tests/demo/trace.h"
+#include "tests/lib/trace.h"
 
 /* Ids of one file, to pages: open addressing, grows at half full. */
 struct idmap {

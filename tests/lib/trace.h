@@ -6,8 +6,8 @@
  * length, then the requests are sorted. A page is a small integer, the same
  * for all requests that share the prefix that it ends.
  */
-#ifndef KVMM_TESTS_DEMO_TRACE_H
-#define KVMM_TESTS_DEMO_TRACE_H
+#ifndef KVMM_TESTS_LIB_TRACE_H
+#define KVMM_TESTS_LIB_TRACE_H
 
 #include <stddef.h>
 #include <stdint.h>
