@@ -203,7 +203,7 @@ static void all_idle(struct tails *ts, unsigned int n)
 static int all_busy(struct tails *ts)
 {
 	unsigned int i;
-	int err;
+	int err = 0;
 
 	for (i = 0; i < ts->n; i++) {
 		err = kvmm_view_busy(ts->t[i].o->view, ts->t[i].from);
@@ -215,9 +215,8 @@ static int all_busy(struct tails *ts)
 			break;
 		}
 	}
-	if (i == ts->n)
-		return 0;
-	all_idle(ts, i);
+	if (err)
+		all_idle(ts, i);
 	return err;
 }
 

@@ -781,10 +781,11 @@ KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
  * @child:	written on success only; the caller's: kvmm_req_end()
  *
  * The child has the parent's last match, and pins of its own on all that the
- * parent has pinned: no copy, and the parent may end first. For each tail it gets
- * a frame of its own, to which the daemon copies the tail once every member has
- * completed @after. Meanwhile the parent may write on, behind what @after wrote,
- * fork again, publish the tail, free it, or end.
+ * parent has pinned, but for blobs that it has mapped: no copy, and the parent
+ * may end first. For each tail it gets a frame of its own, to which the daemon
+ * copies the tail once every member has completed @after. Meanwhile the parent
+ * may write on, behind what @after wrote, fork again, publish the tail, free it,
+ * or end. Forks complete in any order.
  *
  * %KVMM_OP_FORK has one result a tail, in the order of @tail: the new frame, and
  * 0 (it is the child's OPEN frame with the tail's bytes) or what went wrong: it
