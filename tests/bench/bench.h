@@ -102,6 +102,19 @@ static inline uint64_t bench_cpu_ns(void)
 /** bench_median() - sorts @v */
 double bench_median(double *v, size_t n);
 
+/**
+ * bench_count_syscalls() - system calls that @loop makes: each is counted and
+ * answered -EAGAIN, and not made
+ * @prepare:	called first, in a child process in which a connection of the
+ *		parent's is of no use: it opens its own. Both return 0 when all
+ *		went well
+ *
+ * Exits when the child fails, or when the trap does not see a system call that
+ * is made to try it.
+ */
+double bench_count_syscalls(struct bench *b, int (*prepare)(void *arg),
+			    int (*loop)(void *arg), void *arg);
+
 /* -- a daemon and a client ------------------------------------------------------- */
 
 /** bench_daemon() - start kvmmd (exit when that fails) and end it with the bench */

@@ -22,16 +22,10 @@
  * and counted.
  */
 #include <errno.h>
-#include <linux/filter.h>
-#include <linux/seccomp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/bench/bench.h"
@@ -346,89 +340,31 @@ static kvmm_frame_t fill(struct match *m, bool runs)
 
 /* ---- system calls ---------------------------------------------------------------------- */
 
-static volatile sig_atomic_t nr_syscalls;
-
-static void on_trap(int sig)
-{
-	nr_syscalls++;
-}
-
-/*
- * Everything but the way out is trapped: the call is not made, and counted.
- * It costs what was asked for a wrong result, which is fine: there must be none.
- */
-static void trap_syscalls(struct match *m)
-{
-	struct sock_filter code[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
-			 offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 1, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
-	};
-	struct sock_fprog prog = { sizeof(code) / sizeof(code[0]), code };
-
-	signal(SIGSYS, on_trap);
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
-	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog))
-		bench_die(&m->b, "seccomp", -errno);
-}
-
-/* Does the trap see a system call at all? */
-static void check_trap(void)
-{
-	sig_atomic_t before = nr_syscalls;
-
-	syscall(SYS_getppid);
-	if (nr_syscalls != before + 1)
-		_exit(3);
-	nr_syscalls = before;
-}
-
 /* In a child: connect anew, then match, peek, pin and unpin without the kernel. */
-static void trapped_child(struct match *m) __attribute__((noreturn));
+static int trapped_prepare(void *arg)
+{
+	struct match *m = arg;
 
-static void trapped_child(struct match *m)
+	bc_open(&m->c, &m->b, m->kvmmd.socket, PAGE_BYTES);
+	m->rq = bc_req(&m->c, 1);
+	return bc_match(&m->c, m->rq, m->key, CHAIN, m->hit) != CHAIN;
+}
+
+static int trapped_loop(void *arg)
 {
 	struct kvmm_match peek = { .size = sizeof(peek) };
 	struct kvmm_keys keys = { .n = CHAIN };
-	struct bench_client c;
+	struct match *m = arg;
 	unsigned int i;
 
-	m->b.kvmmd = NULL;	/* the parent's */
-	bc_open(&c, &m->b, m->kvmmd.socket, PAGE_BYTES);
-	m->rq = bc_req(&c, 1);
-	if (bc_match(&c, m->rq, m->key, CHAIN, m->hit) != CHAIN)
-		_exit(4);
-	trap_syscalls(m);
-	check_trap();
 	for (i = 0; i < NR_TRAPPED; i++) {
 		keys.k = &m->key[i % NR_CHAINS * CHAIN];
-		if (kvmm_peek(m->rq, &keys, 1, c.node, &peek) ||
-		    bc_match(&c, m->rq, keys.k, CHAIN, m->hit) != CHAIN ||
+		if (kvmm_peek(m->rq, &keys, 1, m->c.node, &peek) ||
+		    bc_match(&m->c, m->rq, keys.k, CHAIN, m->hit) != CHAIN ||
 		    kvmm_trim(m->rq, CHAIN / 2, 0) || kvmm_trim(m->rq, 0, 0))
-			_exit(5);
+			return -EIO;
 	}
-	/* An exit status has 8 bits: 100 + count, at most 100 counted. */
-	_exit(nr_syscalls > 100 ? 200 : 100 + (int)nr_syscalls);
-}
-
-static double count_syscalls(struct match *m)
-{
-	int status;
-	pid_t pid;
-
-	fflush(NULL);
-	pid = fork();
-	if (pid < 0)
-		bench_die(&m->b, "fork", -errno);
-	if (!pid)
-		trapped_child(m);
-	waitpid(pid, &status, 0);
-	if (!WIFEXITED(status) || WEXITSTATUS(status) < 100)
-		bench_die(&m->b, "the process without system calls", -ECHILD);
-	return WEXITSTATUS(status) - 100;
+	return 0;
 }
 
 /* ---- both arrangements ------------------------------------------------------------------- */
@@ -478,7 +414,8 @@ static void measure(struct match *m, bool runs, struct bench_ratio *r)
 			v[i] = run_requests(m);
 		bench_result(&m->b, "request_us_512",
 			     bench_median(v, 5) * CHAIN / 1e3);
-		m->syscalls = count_syscalls(m);
+		m->syscalls = bench_count_syscalls(&m->b, trapped_prepare,
+						   trapped_loop, m);
 		bench_result(&m->b, "syscalls", m->syscalls);
 	}
 	kvmm_req_end(m->rq, KVMM_UNKNOWN, 0);
