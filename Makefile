@@ -117,10 +117,10 @@ INTEG_SRC	:= $(wildcard tests/integration/test_*.c)
 FUZZ_SRC	:= $(if $(SAN)$(COV),,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH_SRC	:= $(wildcard tests/bench/bench_*.c)
 BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c)) \
-		     tests/lib/daemon.c
+		     tests/lib/daemon.c tests/lib/engine_child.c $(ENGINE_SRC)
 DEMO_SRC	:= $(wildcard tests/demo/demo*.c)
 DEMO_HELP	:= $(filter-out $(DEMO_SRC),$(wildcard tests/demo/*.c)) \
-		     tests/lib/daemon.c tests/lib/trace.c
+		     tests/lib/daemon.c tests/lib/engine_child.c tests/lib/trace.c
 SHELL_TESTS	:= $(wildcard tests/check-*.sh tests/*/test_*.sh)
 LIB_MAP		:= $(wildcard libkvmm/libkvmm.map)
 
