@@ -9,6 +9,8 @@
  * every fourth request, so that a conversation's next turn lands on another
  * engine than its last. On the way one engine is killed and started again, and
  * kvmmd is stopped for two seconds. Every byte of every page read is checked.
+ * At the end a small engine with a real model (tests/engine) generates a text
+ * twice, the second time from what the first has published.
  *
  * Exit status: 0 when everything held, 1 when something did not, 2 when it
  * could not run. Leaves nothing behind, also when interrupted.
@@ -59,7 +61,7 @@ struct stage {
 	uint64_t	back_at;
 	uint64_t	limit_s;
 	uint64_t	dram_bytes;
-	bool		tty;
+	bool		tty, quick;
 	int		progress_s;
 };
 
@@ -341,6 +343,19 @@ static int run(struct stage *st)
 	}
 }
 
+/* Only then, so that the replay has the CPUs to itself. */
+static int generate(struct stage *st)
+{
+	int err;
+
+	say(st, "a text is generated, and once more");
+	err = text_twice(st->kvmmd.socket, st->quick, st->out.text);
+	if (err && err != -EINTR)
+		snprintf(st->out.why, sizeof(st->out.why),
+			 "the text was not generated: %s", strerror(-err));
+	return err;
+}
+
 /* Who hangs up may be dying: it has a second to be dead. */
 static bool daemon_ended(struct stage *st)
 {
@@ -405,6 +420,8 @@ static int demo(struct stage *st)
 	if (!err)
 		err = run(st);
 	st->out.seconds = seconds(st);
+	if (!err)
+		err = generate(st);
 	st->out.engines_ok = !err;
 	if (st->tty)
 		fprintf(stderr, "\r\033[K");
@@ -441,13 +458,12 @@ int main(int argc, char **argv)
 		.progress_s = -1,
 	};
 	const char *data = "tests/data";
-	bool quick = false;
 	int c, status = 2;
 
 	while ((c = getopt_long(argc, argv, "h", opts, NULL)) != -1)
 		switch (c) {
 		case 'q':
-			quick = true;
+			st.quick = true;
 			st.dram_bytes = QUICK_DRAM;
 			break;
 		case 'c': st.dm.corrupt = true; break;
@@ -461,7 +477,7 @@ int main(int argc, char **argv)
 	sigaction(SIGTERM, &sa, NULL);
 	sigaction(SIGHUP, &sa, NULL);
 	st.tty = isatty(STDERR_FILENO);
-	if (!load_trace(&st.dm, data, quick) && !make_shared(&st.dm))
+	if (!load_trace(&st.dm, data, st.quick) && !make_shared(&st.dm))
 		status = demo(&st);
 	clean_up(&st);
 	return status;

@@ -130,6 +130,26 @@ void places_on_extent(void *arg, void *ptr, size_t bytes, int up);
 /* Where @ptr's memory really is; 0 when it is in no extent. */
 uint64_t places_find(const struct places *pl, const void *ptr);
 
+/* ---- a text (text.c) ----------------------------------------------------- */
+
+/**
+ * struct generated - what an engine made of the prompt
+ * @digest:	of the logits that the text was drawn from
+ * @ttft_ms:	from the request to the first token
+ * @hit:	tokens of the @prompt that it did not compute
+ */
+struct generated {
+	char		text[80];
+	char		digest[24];
+	double		ttft_ms;
+	uint32_t	prompt, hit;
+};
+
+/** text_twice() - have a text generated, and again; 0, -EINTR or -errno */
+int text_twice(const char *socket, bool quick, struct generated g[2]);
+
+void text_print(const struct generated g[2]);
+
 /* ---- the end (report.c) ----------------------------------------------------- */
 
 /**
@@ -138,6 +158,7 @@ uint64_t places_find(const struct places *pl, const void *ptr);
  * @killed, @paused: the accidents happened
  * @engines_ok:	all ended by themselves with status 0
  * @daemon_exit: of kvmmd after SIGTERM
+ * @text:	the same one twice, the second time from hits
  * @leaked:	frames that nobody has and nobody can get, after all had left
  */
 struct outcome {
@@ -147,6 +168,7 @@ struct outcome {
 	bool		engines_ok;
 	bool		cut_short;
 	int		daemon_exit;
+	struct generated text[2];
 	uint64_t	leaked;
 	uint64_t	daemon_copied;
 	uint64_t	dram_in, dram_out;

@@ -13,6 +13,7 @@
 #include "tests/lib/daemon.h"
 
 #define SETTLE_NS	(5 * NSEC_PER_SEC)
+#define BLOCK_SLACK	16u		/* tokens past the last full page */
 
 uint64_t sum_stats(const struct shared *sh, size_t off)
 {
@@ -232,6 +233,8 @@ int report_print(const struct demo *dm, const struct outcome *o)
 	bool ok = true;
 
 	print_table(dm, o);
+	if (o->engines_ok)
+		text_print(o->text);
 	ok &= must(!o->why[0], o->why);
 	ok &= must(o->engines_ok, "all engines end well");
 	ok &= must(!SUM(sh, errors), "no call fails");
@@ -249,6 +252,13 @@ int report_print(const struct demo *dm, const struct outcome *o)
 	ok &= must(!SUM(sh, copied_bytes) && !o->daemon_copied,
 		   "nothing is copied to share it");
 	ok &= must(SUM(sh, shared_bytes), "shared memory was seen to be shared");
+	ok &= must(o->text[0].text[0] &&
+		   !strcmp(o->text[0].text, o->text[1].text) &&
+		   !strcmp(o->text[0].digest, o->text[1].digest),
+		   "the second text is the first");
+	ok &= must(!o->text[0].hit, "the first text's prompt is computed");
+	ok &= must(o->text[1].prompt - o->text[1].hit <= BLOCK_SLACK,
+		   "the second text's prompt is found");
 	if (ok)
 		printf("everything held\n");
 	fflush(stdout);

@@ -44,6 +44,13 @@ rc=$?
 cat "$TMPDIR/out"
 [ $rc -eq 0 ] || told
 check $rc 'everything holds on an undamaged run'
+# One text, twice: computed, then by another process that finds all but its end.
+first=$(sed -n 's/^  computed .* 0 tokens hit: //p' "$TMPDIR/out")
+second=$(sed -n 's/^  from hits .* [1-9][0-9]* tokens hit: //p' "$TMPDIR/out")
+same=1
+[ -n "$first" ] && [ "$first" = "$second" ] && same=0
+[ $same -eq 0 ] || told
+check $same 'a text is generated twice, the second time from hits'
 left
 check $? 'nothing is left behind'
 
