@@ -244,6 +244,27 @@ void oracle_reset(struct oracle *o);
  */
 int oracle_truncate(struct oracle *o, uint32_t n);
 
+/* Bytes that oracle_save() writes now. */
+uint64_t oracle_state_size(const struct oracle *o);
+
+/*
+ * All that it remembers, in one piece: a header with the model's fingerprint, the
+ * number of tokens and digests, then the rows and states of every layer. 0, or
+ * -EINVAL (@len is less than oracle_state_size()).
+ */
+int oracle_save(const struct oracle *o, void *buf, uint64_t len);
+
+/**
+ * oracle_load() - go on from where a saved state was
+ * @buf:	@len bytes that oracle_save() wrote, or that anybody did
+ * @ntok:	tokens that it has seen; written on success only
+ *
+ * Return: 0; -EINVAL (no such state, another length, of another model), -EBADMSG
+ * (a bit of it is wrong) or -ENOMEM: it has seen nothing then.
+ */
+int oracle_load(struct oracle *o, const void *buf, uint64_t len,
+		uint32_t *ntok);
+
 /* -- tokens ------------------------------------------------------------------ */
 
 /*

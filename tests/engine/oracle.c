@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/engine/weights.h"
 
@@ -370,5 +371,152 @@ int oracle_truncate(struct oracle *o, uint32_t n)
 		if (c->kind[l] == LAYER_LINEAR)
 			return -EINVAL;
 	o->pos = n;
+	return 0;
+}
+
+/* -- its state as bytes ------------------------------------------------------------- */
+
+/**
+ * struct state_hdr - what a saved state begins with
+ * @model:	fingerprint
+ * @bytes:	all of it, this included
+ * @body:	digest of what follows
+ * @self:	digest of this, up to here
+ */
+struct state_hdr {
+	char		magic[8];
+	uint64_t	model;
+	uint64_t	bytes;
+	uint64_t	ntok;
+	uint64_t	body;
+	uint64_t	self;
+};
+
+static const char state_magic[8] = "oracle1";
+
+/* One word that differs always shows, since each round is a bijection of it. */
+static uint64_t digest(uint64_t h, const void *p, size_t len)
+{
+	const uint8_t *at = p;
+
+	while (len) {
+		size_t n = len < 8 ? len : 8;
+		uint64_t v = 0;
+
+		memcpy(&v, at, n);
+		h = (h ^ v) * UINT64_C(0x9e3779b97f4a7c15);
+		h ^= h >> 29;
+		at += n;
+		len -= n;
+	}
+	return h;
+}
+
+/* Part @i of what @n tokens leave: two for each layer, which may be empty. */
+static void *part(const struct oracle *o, unsigned int i, uint64_t n,
+		  uint64_t *bytes)
+{
+	const struct model_config *c = &o->m->c;
+	const struct past *p = &o->past[i / 2];
+	uint8_t kind = c->kind[i / 2];
+
+	*bytes = model_kv_bytes(c, i / 2);
+	if (kind != LAYER_LINEAR)
+		*bytes *= n;
+	if (i % 2 && (kind == LAYER_LINEAR || kind == LAYER_MLA))
+		*bytes = 0;
+	return i % 2 ? p->v : kind == LAYER_LINEAR ? (void *)p->state : p->k;
+}
+
+static uint64_t state_bytes(const struct oracle *o, uint64_t n)
+{
+	uint64_t sum = sizeof(struct state_hdr), bytes;
+
+	for (unsigned int i = 0; i < 2 * o->m->c.layers; i++) {
+		part(o, i, n, &bytes);
+		sum += bytes;
+	}
+	return sum;
+}
+
+uint64_t oracle_state_size(const struct oracle *o)
+{
+	return state_bytes(o, o->pos);
+}
+
+int oracle_save(const struct oracle *o, void *buf, uint64_t len)
+{
+	struct state_hdr h = {
+		.model	= model_fingerprint(o->m),
+		.bytes	= oracle_state_size(o),
+		.ntok	= o->pos,
+	};
+	uint8_t *at = (uint8_t *)buf + sizeof(h);
+	uint64_t bytes;
+
+	if (len < h.bytes)
+		return -EINVAL;
+	memcpy(h.magic, state_magic, sizeof(h.magic));
+	for (unsigned int i = 0; i < 2 * o->m->c.layers; i++) {
+		const void *p = part(o, i, o->pos, &bytes);
+
+		if (!bytes)
+			continue;
+		h.body = digest(h.body, p, bytes);
+		memcpy(at, p, bytes);
+		at += bytes;
+	}
+	h.self = digest(0, &h, offsetof(struct state_hdr, self));
+	memcpy(buf, &h, sizeof(h));
+	return 0;
+}
+
+static int state_check(const struct oracle *o, const struct state_hdr *h,
+		       uint64_t len)
+{
+	if (memcmp(h->magic, state_magic, sizeof(h->magic)))
+		return -EINVAL;
+	if (h->self != digest(0, h, offsetof(struct state_hdr, self)))
+		return -EBADMSG;
+	if (h->model != model_fingerprint(o->m) || h->bytes != len ||
+	    h->ntok > UINT32_MAX || state_bytes(o, h->ntok) != len)
+		return -EINVAL;
+	return 0;
+}
+
+/*
+ * The bytes may be somebody else's memory: what is looked at is what was copied.
+ */
+int oracle_load(struct oracle *o, const void *buf, uint64_t len, uint32_t *ntok)
+{
+	const uint8_t *at = (const uint8_t *)buf + sizeof(struct state_hdr);
+	struct state_hdr h;
+	uint64_t sum = 0, bytes;
+	int err;
+
+	oracle_reset(o);
+	if (len < sizeof(h))
+		return -EINVAL;
+	memcpy(&h, buf, sizeof(h));
+	err = state_check(o, &h, len);
+	if (!err)
+		err = need(o, h.ntok);
+	if (err)
+		return err;
+	for (unsigned int i = 0; i < 2 * o->m->c.layers; i++) {
+		void *p = part(o, i, h.ntok, &bytes);
+
+		if (!bytes)
+			continue;
+		memcpy(p, at, bytes);
+		sum = digest(sum, p, bytes);
+		at += bytes;
+	}
+	if (sum != h.body) {
+		oracle_reset(o);
+		return -EBADMSG;
+	}
+	o->pos = (uint32_t)h.ntok;
+	*ntok = o->pos;
 	return 0;
 }
