@@ -18,28 +18,38 @@ struct job {
 
 struct alone {
 	const struct model *m;
+	struct alone_prompt prompt;
 	void		(*done)(void *arg, const struct sched_done *d);
 	void		*arg;
 	struct list	jobs;
 };
 
-static int answer(const struct model *m, const struct sched_req *r,
-		  uint32_t nr, uint32_t *tok, uint64_t *digest,
-		  uint64_t *first_ns)
+static int compute_all(void *arg, struct oracle *o, const struct sched_req *r,
+		       float *logits, uint32_t *hit)
+{
+	*hit = 0;
+	return oracle_run(o, r->tok, r->ntok, logits);
+}
+
+static const struct alone_prompt all = { .compute = compute_all };
+
+/* Sample @d->sample of @r into @tok, and what there is to say of it into @d. */
+static int answer(const struct model *m, const struct alone_prompt *p,
+		  const struct sched_req *r, uint32_t *tok,
+		  struct sched_done *d, uint64_t *first_ns)
 {
 	uint32_t vocab = model_config_of(m)->vocab, i;
 	float *logits = malloc(vocab * sizeof(*logits));
 	struct oracle *o = NULL;
 	int err;
 
-	*digest = 0;
 	err = logits ? oracle_create(m, &o) : -ENOMEM;
 	if (!err)
-		err = oracle_run(o, r->tok, r->ntok, logits);
+		err = p->compute(p->arg, o, r, logits, &d->hit);
 	for (i = 0; !err && i < r->max_tokens; i++) {
-		*digest = logits_digest(*digest, logits, vocab);
-		tok[i] = sample(logits, vocab, r->temperature, r->seed + nr,
-				r->ntok + i);
+		d->digest = logits_digest(d->digest, logits, vocab);
+		tok[i] = sample(logits, vocab, r->temperature,
+				r->seed + d->sample, r->ntok + i);
 		if (!i)
 			*first_ns = now_ns();
 		if (i + 1 < r->max_tokens)
@@ -53,12 +63,15 @@ static int answer(const struct model *m, const struct sched_req *r,
 int alone_answer(const struct model *m, const struct sched_req *r,
 		 uint32_t nr, uint32_t *tok, uint64_t *digest)
 {
+	struct sched_done d = { .sample = nr };
 	uint64_t first;
+	int err = answer(m, &all, r, tok, &d, &first);
 
-	return answer(m, r, nr, tok, digest, &first);
+	*digest = d.digest;
+	return err;
 }
 
-int alone_create(const struct model *m,
+int alone_create(const struct model *m, const struct alone_prompt *p,
 		 void (*done)(void *arg, const struct sched_done *d), void *arg,
 		 struct alone **ret)
 {
@@ -67,6 +80,7 @@ int alone_create(const struct model *m,
 	if (!a)
 		return -ENOMEM;
 	a->m = m;
+	a->prompt = p ? *p : all;
 	a->done = done;
 	a->arg = arg;
 	list_init(&a->jobs);
@@ -123,9 +137,9 @@ int alone_run(struct alone *a)
 	d = (struct sched_done){
 		.id = j->r.id, .sample = j->sample, .tok = tok,
 		.prompt = j->r.ntok,
-		.computed = j->r.ntok + j->r.max_tokens - 1,
 	};
-	d.err = answer(a->m, &j->r, j->sample, tok, &d.digest, &first);
+	d.err = answer(a->m, &a->prompt, &j->r, tok, &d, &first);
+	d.computed = j->r.ntok - d.hit + j->r.max_tokens - 1;
 	d.ntok = d.err ? 0 : j->r.max_tokens;
 	d.ttft_ns = first ? first - j->arrive_ns : 0;
 	d.total_ns = now_ns() - j->arrive_ns;
@@ -140,3 +154,34 @@ bool alone_idle(const struct alone *a)
 {
 	return list_empty(&a->jobs);
 }
+
+/* ---- behind serve() ----------------------------------------------------------- */
+
+static int submit_op(void *arg, const struct sched_req *r)
+{
+	return alone_submit(arg, r);
+}
+
+static int run_op(void *arg)
+{
+	return alone_run(arg);
+}
+
+static bool idle_op(void *arg)
+{
+	return alone_idle(arg);
+}
+
+static int fd_op(void *arg)
+{
+	return -1;
+}
+
+static int cmd_op(void *arg, const char *cmd, const char *how)
+{
+	return strcmp(cmd, "preempt") ? -EINVAL : 0;
+}
+
+const struct serve_ops alone_ops = {
+	submit_op, run_op, idle_op, fd_op, cmd_op,
+};

@@ -208,37 +208,6 @@ static void eng_done(void *arg, const struct sched_done *d)
 	serve_done(d, ((struct engine *)arg)->text);
 }
 
-/* ---- without ------------------------------------------------------------------------ */
-
-static int alone_submit_cb(void *arg, const struct sched_req *r)
-{
-	return alone_submit(arg, r);
-}
-
-static int alone_run_cb(void *arg)
-{
-	return alone_run(arg);
-}
-
-static bool alone_idle_cb(void *arg)
-{
-	return alone_idle(arg);
-}
-
-static int alone_fd_cb(void *arg)
-{
-	return -1;
-}
-
-static int alone_cmd_cb(void *arg, const char *cmd, const char *how)
-{
-	return strcmp(cmd, "preempt") ? -EINVAL : 0;
-}
-
-static const struct serve_ops alone_ops = {
-	alone_submit_cb, alone_run_cb, alone_idle_cb, alone_fd_cb, alone_cmd_cb,
-};
-
 /* ---- both --------------------------------------------------------------------------- */
 
 static int run(const struct args *a, const struct serve_ops *ops, void *arg,
@@ -252,8 +221,8 @@ static int run(const struct args *a, const struct serve_ops *ops, void *arg,
 static int run_oracle(const struct args *a, const struct model *m)
 {
 	struct alone *al;
-	int err = alone_create(m, eng_done, &(struct engine){ .text = a->text },
-			       &al);
+	int err = alone_create(m, NULL, eng_done,
+			       &(struct engine){ .text = a->text }, &al);
 
 	if (err)
 		return err;
