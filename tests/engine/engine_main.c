@@ -4,7 +4,8 @@
  *
  * The scheduler's process, and rank processes with --ranks. Reads requests from
  * stdin (serve.h), or takes them from --prompt or --trace. --oracle computes the same
- * without kvmm: one sequence at a time, in private contiguous memory.
+ * without kvmm: one sequence at a time, in private contiguous memory. --blob is
+ * the same with its state saved in kvmm at checkpoints, and restored from there.
  */
 #include <argp.h>
 #include <errno.h>
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #include "tests/engine/alone.h"
+#include "tests/engine/blobs.h"
 #include "tests/engine/front.h"
 
 /* What the command line said. */
@@ -26,7 +28,8 @@ struct args {
 	struct team_opts team;
 	struct sched_opts sched;
 	struct front_opts front;
-	bool		oracle, text;
+	uint32_t	checkpoint, every;
+	bool		oracle, blob, text;
 };
 
 enum {
@@ -34,6 +37,7 @@ enum {
 	OPT_DTYPE, OPT_LAYOUT, OPT_HEADS_OFF, OPT_WINDOW_OFF, OPT_MUST_JOIN, OPT_RESERVE,
 	OPT_RANKS, OPT_WORLD, OPT_THREADS, OPT_PIDS, OPT_SEQS, OPT_BUDGET,
 	OPT_PREEMPT, OPT_EVERY, OPT_NO_MATCH, OPT_GUARD, OPT_EAGER, OPT_FETCH, OPT_ALL, OPT_ORACLE,
+	OPT_BLOB, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
 	OPT_PROMPT, OPT_TRACE, OPT_LIMIT, OPT_SLICE, OPT_PAGE, OPT_GENERATE, OPT_TEXT, OPT_SEED, OPT_WEIGHTS,
 };
 
@@ -69,9 +73,13 @@ static const struct argp_option options[] = {
 	{ "no-match", OPT_NO_MATCH, 0, 0, "compute all" },
 	{ "guard", OPT_GUARD, 0, 0, "map hits read-only" },
 	{ "fetch-all", OPT_ALL, 0, 0, "also where computing is faster" },
-	{ "fetch-ms", OPT_FETCH, "MS", 0, "deadline of fetches" },
+	{ "fetch-ms", OPT_FETCH, "MS", 0, "deadline of fetches; with --blob of saving, too" },
 	{ 0, 0, 0, 0, "What to do", 5 },
 	{ "oracle", OPT_ORACLE, 0, 0, "without kvmm" },
+	{ "blob", OPT_BLOB, 0, 0, "the same, with its state as blobs" },
+	{ "checkpoint", OPT_CHECKPOINT, "N", 0, "tokens from one to the next; 64" },
+	{ "checkpoint-every", OPT_CHECKPOINT_EVERY, "N", 0,
+	  "save at each Nth of them and at the prompt's last; 1" },
 	{ "prompt", OPT_PROMPT, "TEXT", 0, "instead of requests from stdin" },
 	{ "trace", OPT_TRACE, "FILE", 0, "recorded requests (tests/data)" },
 	{ "limit", OPT_LIMIT, "N", 0, "requests of the trace" },
@@ -125,6 +133,9 @@ static error_t parse(int key, char *arg, struct argp_state *st)
 	case OPT_FETCH:		a->sched.fetch_ms = num(st, arg); break;
 	case OPT_ALL:		a->sched.fetch_all = true; break;
 	case OPT_ORACLE:	a->oracle = true; break;
+	case OPT_BLOB:		a->blob = true; break;
+	case OPT_CHECKPOINT:	a->checkpoint = num(st, arg); break;
+	case OPT_CHECKPOINT_EVERY: a->every = num(st, arg); break;
 	case OPT_PROMPT:	a->front.prompt = arg; break;
 	case OPT_TRACE:		a->front.trace = arg; break;
 	case OPT_LIMIT:		a->front.limit = num(st, arg); break;
@@ -231,6 +242,25 @@ static int run_oracle(const struct args *a, const struct model *m)
 	return err;
 }
 
+static int run_blobs(const struct args *a, const struct model *m)
+{
+	struct blobs_opts o = {
+		.socket = a->kv.socket, .node = a->kv.node,
+		.revision = a->kv.revision, .salt = a->kv.salt,
+		.step = a->checkpoint, .every = a->every,
+		.wait_ms = a->sched.fetch_ms,
+	};
+	struct blobs *b;
+	int err = blobs_create(m, &o, eng_done,
+			       &(struct engine){ .text = a->text }, &b);
+
+	if (err)
+		return err;
+	err = run(a, &blobs_ops, b, model_config_of(m)->vocab);
+	blobs_destroy(b);
+	return err;
+}
+
 static int run_engine(struct args *a, const struct model *m)
 {
 	struct engine e = { .text = a->text };
@@ -289,7 +319,8 @@ int main(int argc, char **argv)
 	argp_parse(&argp, argc, argv, 0, NULL, &a);
 	err = get_model(&a, &m);
 	if (!err) {
-		err = a.oracle ? run_oracle(&a, m) : run_engine(&a, m);
+		err = a.oracle ? run_oracle(&a, m) :
+		      a.blob ? run_blobs(&a, m) : run_engine(&a, m);
 		if (err)
 			fprintf(stderr, "engine: %s\n", strerror(-err));
 	}
