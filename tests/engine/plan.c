@@ -41,6 +41,8 @@ bool plan_seq_add(struct plan *p, size_t size, const struct plan_seq *s,
 	memcpy(at, tok, s->n * sizeof(*tok));
 	at += s->n * sizeof(*tok);
 	for (g = 0; g < KV_MAX_GROUPS; g++) {
+		if (!s->nb[g])
+			continue;
 		memcpy(at, table[g], s->nb[g] * sizeof(*table[g]));
 		at += s->nb[g] * sizeof(*table[g]);
 	}

@@ -210,8 +210,12 @@ static int inherit(struct seq *c, const struct seq *q)
 		err = seq_room(c, g, max(from->nb, from->nkey));
 		if (err)
 			break;
-		memcpy(to->table, from->table, from->nb * sizeof(*to->table));
-		memcpy(to->key, from->key, from->nkey * sizeof(*to->key));
+		if (from->nb)
+			memcpy(to->table, from->table,
+			       from->nb * sizeof(*to->table));
+		if (from->nkey)
+			memcpy(to->key, from->key,
+			       from->nkey * sizeof(*to->key));
 		to->nb = from->nb;
 		to->npub = from->npub;
 		to->nkey = from->nkey;
