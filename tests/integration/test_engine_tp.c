@@ -208,7 +208,7 @@ static void an_engine_ends_when_a_rank_dies(void **state)
 	ep_answers(&e[0], &a, 1);
 	kill(e[0].rank[2], SIGKILL);
 	/* it says so by its exit status */
-	T_EQ(ep_end(&e[0], 20000), 3);
+	T_EQ(ep_end(&e[0], 60000), 3);
 	T_CHECK(ep_one(&e[1], "gqa", &req).hit > 0);
 	ep_quit(&e[1]);
 	ta_baseline(&f->d, 10000);
