@@ -169,6 +169,7 @@ static int hear_welcome(struct kvmm *k, struct kvmm_era **ret)
 
 /* From now on @e is the one. */
 static int enter_era(struct kvmm *k, struct kvmm_era *e)
+	__must_hold(&k->lock)
 {
 	struct kvmm_era *old = kvmm_era_now(k);
 	uint64_t one = 1;
@@ -263,7 +264,7 @@ void kvmm_conn_joined(struct kvmm *k)
 }
 
 /* One message of a handshake under way; an error means: from the start. */
-static int handshake(struct kvmm *k)
+static int handshake(struct kvmm *k) __must_hold(&k->lock)
 {
 	const struct wire_hdr *h = (const struct wire_hdr *)k->msg->buf;
 	int err;
