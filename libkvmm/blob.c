@@ -333,7 +333,7 @@ static void blob_rest(struct kvmm_blob *b, uint32_t canonical)
  * are free; whether those are of which nobody has told us is not known, so they
  * are left to go with the window.
  */
-static void blob_failed(struct kvmm_job *op, struct kvmm_blob *b, bool unknown)
+static void blob_failed(struct kvmm_job *op, struct kvmm_blob *b)
 {
 	uint32_t i, n = 0, canonical = op->res[0].frame;
 	bool root = op->page[0].res;
@@ -342,13 +342,12 @@ static void blob_failed(struct kvmm_job *op, struct kvmm_blob *b, bool unknown)
 		const struct kvmm_op_page *pg = &op->page[i];
 
 		kvmm_unpin(b->view, pg->frame);
-		if (!pg->res)
+		if (!pg->res && !kvmm_op_unknown((int32_t)pg->len))
 			b->frame[n++] = pg->frame;
 	}
 	if (root)
 		take_back(op, b);
-	if (!unknown)
-		kvmm_view_put(b->view, b->frame, n, b->after);
+	kvmm_view_put(b->view, b->frame, n, b->after);
 	blob_rest(b, canonical);
 }
 
@@ -375,7 +374,7 @@ static void blob_over(struct kvmm_job *op)
 			stat_add(op->era->k, publish_exists, 1);
 		else if (err)
 			stat_add(op->era->k, publish_refused, n - sealed);
-		blob_failed(op, b, err == -ENOTCONN || err == -EPROTO);
+		blob_failed(op, b);
 	}
 	op->blob = NULL;
 }
@@ -403,7 +402,7 @@ void kvmm_blob_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 		const struct ring_result failed = { .result = err };
 		const struct ring_result *r = res ? &res[i] : &failed;
 
-		pg->len = (uint32_t)r->result;
+		pg->len = (uint32_t)kvmm_op_result(r, pg->frame);
 		pg->res = !r->result && r->frame == pg->frame;
 		if (pg->page)
 			continue;

@@ -37,7 +37,7 @@ struct tails {
 void kvmm_fork_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 		      int err, const struct ring_result *res)
 {
-	bool lost = kvmm_era_lost(op->era);
+	bool unknown = !res && kvmm_op_unknown(err);
 	struct kvmm_req *rq = op->rq;
 	uint32_t i;
 
@@ -51,7 +51,7 @@ void kvmm_fork_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 			.frame	= pg->frame,
 		};
 		kvmm_own_add_open(o, pg->frame);
-		if (lost)
+		if (unknown)
 			continue;	/* it may still be copied */
 		kvmm_view_idle(o->view, pg->page);
 		kvmm_view_idle(o->view, pg->frame);

@@ -3,6 +3,8 @@
 #ifndef KVMM_LIBKVMM_OP_H
 #define KVMM_LIBKVMM_OP_H
 
+#include <errno.h>
+
 #include "libkvmm/req.h"
 
 /* A page of an operation: what the daemon was asked, and whose answer it is. */
@@ -59,6 +61,25 @@ struct kvmm_job {
 	struct ring_key	*key;		/* fetch: what the entries name */
 	uint32_t	cap_key;
 };
+
+/*
+ * Does a page that ended with @err have no answer? The daemon went, or said what
+ * makes no sense: it may have done what it was asked, or not.
+ */
+static inline bool kvmm_op_unknown(int err)
+{
+	return err == -ENOTCONN || err == -EPROTO;
+}
+
+/*
+ * What is said of a page that was to be sealed in @frame. No frame with a success
+ * is one that was not sealed (mode observe); another one is nonsense.
+ */
+static inline int kvmm_op_result(const struct ring_result *r, uint32_t frame)
+{
+	return !r->result && r->frame && r->frame != frame ? -EPROTO :
+							     r->result;
+}
 
 /* With room for @npages and @nres; NULL when out of memory. */
 struct kvmm_job *kvmm_op_alloc(struct kvmm *k, uint32_t npages, uint32_t nres);

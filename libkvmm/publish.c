@@ -4,7 +4,13 @@
  * that others find at once cannot be reclaimed before we have a pin of our own.
  * While the entry is in flight the frames are the operation's; what is refused
  * goes back to the request as OPEN.
+ *
+ * Without an answer nobody knows what has become of a page. The daemon may have
+ * sealed it, and if it lives, or its memory is still mapped by others, they read
+ * it. So it is not OPEN again: the request keeps its pin, as on a page that was
+ * sealed, and this process never gets the frame out of its own hands again.
  */
+#include <errno.h>
 #include <string.h>
 
 #include "libkvmm/lib.h"
@@ -30,9 +36,14 @@ static int one_result(struct kvmm_job *op, struct kvmm_own *o,
 	struct kvmm_req *rq = op->rq;
 	struct kvmm_view *v = o->view;
 
-	out->result = r->result;
+	out->result = kvmm_op_result(r, pg->frame);
+	if (kvmm_op_unknown(out->result)) {
+		out->frame = 0;
+		kvmm_own_add_pin(o, pg->frame);
+		return out->result;
+	}
 	out->frame = r->frame;
-	if (!r->result && r->frame == pg->frame) {
+	if (!r->result && r->frame) {
 		kvmm_own_add_pin(o, pg->frame);
 		kvmm_req_set_tail(rq, pg->group, v, pg->frame, r->word,
 				  pg->len);

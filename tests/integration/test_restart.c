@@ -4,6 +4,7 @@
  * what it had, hears of it in time, and comes back by itself.
  */
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 
@@ -308,6 +309,116 @@ static void set_up_survives_kvmmd_dying_in_it(void **state)
 	T_EQ(tc_hits(&f->c[1], 1, 64), 64);
 }
 
+/* -- answers that nobody gets --------------------------------------------------------- */
+
+#define LOST_PAGES	8u
+#define LOST_TAG	77u
+
+/* Completions that nobody waits for, until what comes next finds no room. */
+static void fill_completions(struct tc *c)
+{
+	struct kvmm_era *e = kvmm_era_now(c->k);
+	struct t_wait w = t_wait_begin(LONG_WAIT);
+	uint32_t i;
+
+	for (i = ring_pending(&e->ledger->cq, e->cq_head);
+	     i < LEDGER_CQ_ENTRIES; i++) {
+		struct ring_sqe sqe = { .op = RING_NOP };
+
+		while (kvmm_sq_push(e, &sqe, NULL, 0) == -EAGAIN)
+			T_CHECK(t_wait_more(&w));
+	}
+	T_WAIT(LONG_WAIT, ring_pending(&e->ledger->cq, e->cq_head) ==
+			  LEDGER_CQ_ENTRIES);
+}
+
+/* What no libkvmm does; the daemon hangs up for it. */
+static void break_the_ring(struct tc *c)
+{
+	struct kvmm_era *e = kvmm_era_now(c->k);
+	struct pollfd fd = { .fd = c->k->sock };
+
+	atomic_fetch_add(&e->ledger->sq.tail, 2 * LEDGER_SQ_ENTRIES);
+	kvmm_sq_bell(e);
+	T_EQ(poll(&fd, 1, LONG_WAIT), 1);
+	T_CHECK(fd.revents & POLLHUP);
+}
+
+/* All that @rq can get, with bytes of another chain. */
+static unsigned int write_all_there_is(struct tc *c, struct kvmm_req *rq)
+{
+	struct kvmm_key key;
+	kvmm_frame_t f;
+	unsigned int n;
+
+	tc_key(c, 99, 0, TC_FULL, &key);
+	for (n = 0; !kvmm_alloc(rq, 0, c->node, 1, &f, 0); n++)
+		tc_fill(c, 0, f, &key);
+	return n;
+}
+
+/*
+ * Pages are sealed and somebody else has found them, but the answer has not
+ * reached who published them when its connection ends. Whatever it does with
+ * what it holds, the other one reads what was published.
+ */
+static void lose_an_answer(struct fx *f, bool kill)
+{
+	struct tc *c = &f->c[0], *other = &f->c[1];
+	char bytes[8] = "others";
+	const struct iovec iov = { .iov_base = bytes, .iov_len = 8 };
+	struct kvmm_pub pub[LOST_PAGES];
+	struct kvmm_hit hit[LOST_PAGES];
+	kvmm_frame_t frame[LOST_PAGES];
+	struct kvmm_req *rq, *reader;
+	struct kvmm_done d;
+	unsigned int i;
+
+	fx_start(f, NULL);
+	tc_open(c, f->d.socket, NULL);
+	tc_open(other, f->d.socket, NULL);
+	rq = tc_req(c, 1);
+	tc_alloc(c, rq, 0, LOST_PAGES, frame);
+	for (i = 0; i < LOST_PAGES; i++) {
+		tc_pub(c, &pub[i], 1, i, TC_FULL, frame[i], 0);
+		tc_fill(c, 0, frame[i], &pub[i].key);
+	}
+	fill_completions(c);
+	T_OK(kvmm_publish(rq, c->node, pub, LOST_PAGES, LOST_TAG));
+	T_WAIT(LONG_WAIT, tc_hits(other, 1, LOST_PAGES) == LOST_PAGES);
+	reader = tc_req(other, 2);
+	T_EQ(tc_match(other, reader, 1, LOST_PAGES, hit, NULL), LOST_PAGES);
+	if (kill)
+		td_kill(&f->d);
+	else
+		break_the_ring(c);
+
+	T_CHECK(tc_wait(c, LOST_TAG, &d, LONG_WAIT));
+	T_EQ(d.result, -ENOTCONN);
+	for (i = 0; i < LOST_PAGES; i++)
+		T_EQ(kvmm_write(rq, 0, c->node, frame[i], &iov, 1), -EINVAL);
+	T_OK(kvmm_free(rq, 0, c->node, frame, LOST_PAGES, 0));
+	T_CHECK(write_all_there_is(c, rq) > 0);
+	tc_check(other, 1, hit, LOST_PAGES);
+	T_OK(kvmm_req_end(rq, KVMM_ENDED, 0));
+	tc_check(other, 1, hit, LOST_PAGES);
+	tc_end(reader);
+	if (!kill) {
+		T_EQ(tc_hits(other, 1, LOST_PAGES), LOST_PAGES);
+		ta_check(&f->d);
+	}
+}
+
+static void a_lost_answer_gives_no_page_away(void **state)
+{
+	lose_an_answer(*state, false);
+}
+
+static void nor_does_one_that_a_dead_kvmmd_owes(void **state)
+{
+	lose_an_answer(*state, true);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -315,6 +426,8 @@ int main(void)
 		FX_TEST(engines_join_the_next_kvmmd),
 		FX_TEST(a_lost_socket_ends_no_pin_before_its_step),
 		FX_TEST(set_up_survives_kvmmd_dying_in_it),
+		FX_TEST(a_lost_answer_gives_no_page_away),
+		FX_TEST(nor_does_one_that_a_dead_kvmmd_owes),
 	};
 
 	fx_filter();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Publishing: who holds what pin at which moment, whatever the answer is. */
+#include <poll.h>
 #include <string.h>
 
 #include "libkvmm/lib.h"
@@ -339,6 +340,128 @@ static void arrays_go_through_the_arena_in_any_size(void **state)
 	assert_true(wraps > 1);
 }
 
+/* -- no answer --------------------------------------------------------------------- */
+
+/* The connection ends, and nobody is there to connect to again. */
+static void lose_the_daemon(void)
+{
+	uint64_t deadline = deadline_in(5 * NSEC_PER_SEC);
+
+	f.stopped = true;
+	fk_hang_up(&f);
+	while (kvmm_poll(c.k, &d, 1) != 1) {
+		assert_false(deadline_past(deadline));
+		poll(NULL, 0, 1);
+	}
+	assert_int_equal(d.op, KVMM_OP_PUBLISH);
+}
+
+static int write_to(kvmm_frame_t frame)
+{
+	const struct iovec iov = { .iov_base = (char *)"others", .iov_len = 6 };
+
+	return kvmm_write(c.rq, 0, 0, frame, &iov, 1);
+}
+
+/* All that this process can still get are the frames from @first on. */
+static void expect_free(unsigned int first)
+{
+	kvmm_frame_t got;
+	unsigned int i, n = 0;
+
+	while (!kvmm_alloc(c.rq, 0, 0, 1, &got, 0)) {
+		for (i = 0; i < first; i++)
+			assert_int_not_equal(got, fr[i]);
+		n++;
+	}
+	assert_int_equal(n, 8 - first);
+}
+
+/*
+ * The daemon may have sealed them and shows them to others: they can be read
+ * until the request's end, and are not this process's to write to again.
+ */
+static void pages_of_unknown_fate_are_read_and_not_written(void **state)
+{
+	unsigned int i;
+	struct ring_sqe sqe;
+
+	posted(3, &sqe);
+	lose_the_daemon();
+	assert_int_equal(d.result, -ENOTCONN);
+	for (i = 0; i < 3; i++) {
+		assert_int_equal(d.res[i].result, -ENOTCONN);
+		assert_int_equal(write_to(fr[i]), -EINVAL);
+		assert_int_equal(pins(fr[i]), 1);
+	}
+	/* which cannot be said of the others */
+	assert_int_equal(write_to(fr[3]), 6);
+	assert_int_equal(kvmm_free(c.rq, 0, 0, fr, 8, 0), 0);
+	assert_int_equal(fk_all_pins(&f, 0), 0);
+	expect_free(3);
+	f.stopped = false;
+}
+
+static void the_end_of_a_request_leaves_them_alone(void **state)
+{
+	struct ring_sqe sqe;
+
+	posted(3, &sqe);
+	lose_the_daemon();
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	assert_int_equal(fk_all_pins(&f, 0), 0);
+	assert_int_equal(kvmm_req_open(c.sp, 2, NULL, &c.rq), 0);
+	expect_free(3);
+	f.stopped = false;
+}
+
+static void so_does_an_end_that_came_before(void **state)
+{
+	struct ring_sqe sqe;
+
+	posted(3, &sqe);
+	kvmm_req_end(c.rq, KVMM_ENDED, 0);
+	lose_the_daemon();
+	assert_int_equal(fk_all_pins(&f, 0), 0);
+	assert_int_equal(kvmm_req_open(c.sp, 2, NULL, &c.rq), 0);
+	expect_free(3);
+	f.stopped = false;
+}
+
+/* Of a batch that was answered in part nothing is known either. */
+static void an_answer_that_makes_no_sense_is_none(void **state)
+{
+	struct ring_result res[3] = {
+		{ 0, fr[0], frame_word(5, FRAME_READY) },
+		{ 0, fr[5], frame_word(5, FRAME_READY) },	/* whose? */
+		{ -ESTALE, 0, 0 },
+	};
+	struct ring_sqe sqe;
+
+	posted(3, &sqe);
+	answer(&sqe, res, 3);
+	assert_int_equal(d.res[0].result, 0);
+	assert_int_equal(d.res[1].result, -EPROTO);
+	assert_int_equal(d.res[2].result, -ESTALE);
+	assert_int_equal(write_to(fr[1]), -EINVAL);
+	assert_int_equal(write_to(fr[2]), 6);
+	assert_int_equal(write_to(fr[5]), 6);
+	assert_int_equal(kvmm_free(c.rq, 0, 0, fr, 8, 0), 0);
+	expect_free(2);
+	assert_int_equal(kvmm_req_end(c.rq, KVMM_ENDED, 0), 0);
+
+	/* not as many as were asked about */
+	assert_int_equal(kvmm_req_open(c.sp, 2, NULL, &c.rq), 0);
+	assert_int_equal(kvmm_alloc(c.rq, 0, 0, 6, fr + 2, 0), 0);
+	pub[0].frame = fr[2];
+	pub[1].frame = fr[3];
+	posted(2, &sqe);
+	answer(&sqe, res, 1);
+	assert_int_equal(d.result, -EPROTO);
+	assert_int_equal(write_to(fr[2]), -EINVAL);
+	assert_int_equal(write_to(fr[3]), -EINVAL);
+}
+
 #define T(x) cmocka_unit_test_setup_teardown(x, setup, teardown)
 
 int main(void)
@@ -358,6 +481,10 @@ int main(void)
 		T(batches_in_flight_do_not_mix),
 		T(modes_and_mistakes_are_refused_at_once),
 		T(arrays_go_through_the_arena_in_any_size),
+		T(pages_of_unknown_fate_are_read_and_not_written),
+		T(the_end_of_a_request_leaves_them_alone),
+		T(so_does_an_end_that_came_before),
+		T(an_answer_that_makes_no_sense_is_none),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

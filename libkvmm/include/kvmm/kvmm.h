@@ -885,7 +885,9 @@ struct kvmm_pub {
  * first: @frame stays mine, the result names the canonical frame, pinned for
  * this request, or 0 if it has gone again); -ESTALE (its parent is in no node);
  * -EBADMSG (@crc does not match); -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not
- * my OPEN frame).
+ * my OPEN frame); -ENOTCONN, -EPROTO (nobody knows whether it was sealed, and
+ * others may be reading it: it can be read and given back as a sealed page can,
+ * but is not to be written to, and comes out of kvmm_alloc() no more).
  * Return: 0 (posted), -EAGAIN (ring full), -EACCES, -EROFS, -EINVAL, -ENOTCONN,
  * -ESTALE (a request of a former daemon), -EOWNERDEAD, -ENOMEM.
  */
