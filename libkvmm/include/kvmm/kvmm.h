@@ -607,11 +607,14 @@ KVMM_API int kvmm_reserve(struct kvmm_space *sp, unsigned int cls,
 /**
  * struct kvmm_avail - frames, as the daemon last published them
  * @now:	in this process's hands or free on the node
- * @clean:	pages that are dropped without a write
- * @dirty:	pages that must be written first. Among both are pinned ones, which
- *		the daemon does not count: what an engine holds it knows itself
+ * @clean:	pages that are dropped without a write, pinned ones among them
+ * @dirty:	pages that must be written first, pinned ones among them
  * @floor:	this engine's reserve
  * @limit:	that the tenant may hold
+ *
+ * Nobody counts pins: @now + @clean + @dirty is what could be had if no page were
+ * pinned, by this engine or by another one. An engine knows what it holds itself;
+ * of what others hold only kvmm_alloc() can tell.
  */
 struct kvmm_avail {
 	uint32_t	size;
