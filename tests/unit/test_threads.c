@@ -21,7 +21,7 @@ static struct fk f;
 static struct fc c;
 static _Atomic bool stop;
 static _Atomic unsigned int working;
-static _Atomic uint64_t rounds, told, failed, forks;
+static _Atomic uint64_t rounds, told, failed, forks, freed;
 
 static int setup(void **state)
 {
@@ -35,7 +35,7 @@ static int setup(void **state)
 		return -1;
 	fk_give(&f, 0, FK_FIRST, FRAMES);
 	stop = false;
-	rounds = told = failed = forks = 0;
+	rounds = told = failed = forks = freed = 0;
 	return 0;
 }
 
@@ -44,6 +44,16 @@ static int teardown(void **state)
 	fc_close(&c);
 	fk_stop(&f);
 	return 0;
+}
+
+/* The pin of a hit goes before its request's end, and goes once. */
+static void free_hit(struct kvmm_req *rq, const struct kvmm_hit *hit,
+		     uint64_t after)
+{
+	if (kvmm_free(rq, 0, 0, &hit->frame, 1, after) ||
+	    kvmm_free(rq, 0, 0, &hit->frame, 1, after) != -EINVAL)
+		failed++;
+	freed++;
 }
 
 static void one_request(struct rng *r, uint32_t me)
@@ -65,6 +75,8 @@ static void one_request(struct rng *r, uint32_t me)
 		key[i] = fk_key(rng_below(r, 20), i);
 	kvmm_match(rq, &(struct kvmm_keys){ .k = key, .n = BATCH }, 1, 0, hit,
 		   &m);
+	if (m.n_resident && rng_below(r, 2))
+		free_hit(rq, &hit[0], rng_below(r, 2) ? rounds : 0);
 	if (!kvmm_alloc(rq, 0, 0, BATCH, fr, 0)) {
 		for (i = 0; i < BATCH; i++) {
 			pub[i].key = fk_key(me, i);
@@ -180,6 +192,7 @@ static void nothing_is_lost_between_threads(void **state)
 	assert_true(rounds > 100);
 	assert_true(told > 0);
 	assert_true(forks > 0);
+	assert_true(freed > 0);
 	assert_int_equal(failed, 0);
 	/* every frame is somewhere */
 	while (fk_take(&f, &sqe, &array))
