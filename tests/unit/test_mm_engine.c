@@ -472,6 +472,87 @@ static void engine_over_its_pin_limit_suffers_alone(void **state)
 		mr_pin(c, mr_page(c, 2, i)->copy[0].frame, -1);
 }
 
+/* Pins of @c on @n frames, whatever is in them: more than half of 128. */
+static void pin_many(struct rig_client *c, uint32_t n, int by)
+{
+	uint32_t f, i = 0;
+
+	for (f = pool->per_extent; f < pool->max_frames && i < n; f++) {
+		if (!frame_live(pool, f))
+			continue;
+		i++;
+		mr_pin(c, f, by);
+	}
+	assert_int_equal(i, n);
+}
+
+/* Somebody waits for frames; then all that are pinned are counted and judged. */
+static void count_pins_while(struct rig_client *c)
+{
+	mm_refill(c->win, pool->max_frames);
+	assert_true(pool->want > 0);
+	pool->pin_scan_ns = 0;
+	do
+		pool_count_pins(pool);
+	while (rig.mm->pin_pool);
+}
+
+/* Two engines in 128 frames, of which one may pin half; a pins 70 of them. */
+static void start_over_the_limit(void)
+{
+	uint32_t i;
+
+	mr_close(&rig);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 2u << 20,
+					   .pin_limit_pct = 50 });
+	a = mr_client(&rig, 0, KVMM_RW);
+	mr_attach(a, "engine", PAGE);
+	mr_win(a, 0);
+	pool = a->win->pool;
+	for (i = 0; i < 88; i++)
+		mr_put(a, 1, i, i + 1);
+	pin_many(a, 70, 1);
+}
+
+static void second_engine(void)
+{
+	b = mr_client(&rig, 1, KVMM_RW);
+	mr_attach(b, "engine", PAGE);
+	mr_win(b, 0);
+}
+
+static void engine_that_is_alone_may_pin_all_there_is(void **state)
+{
+	start_over_the_limit();
+	count_pins_while(a);
+	assert_int_equal(a->mc->engine->scan_pinned, 70);
+	assert_false(a->evicted);
+	/* and beside one that wants nothing */
+	second_engine();
+	count_pins_while(a);
+	assert_false(a->evicted);
+	/* but not when that one waits, too */
+	count_pins_while(b);
+	assert_true(a->evicted);
+	assert_false(b->evicted);
+}
+
+static void reserve_may_be_pinned_beyond_the_limit(void **state)
+{
+	struct errmsg e;
+
+	start_over_the_limit();
+	assert_int_equal(mm_reserve(a->mc, a->space, 0, 0, 80, &e), 0);
+	second_engine();
+	count_pins_while(b);
+	assert_int_equal(a->mc->engine->scan_pinned, 70);
+	assert_false(a->evicted);
+	assert_int_equal(mm_reserve(a->mc, a->space, 0, 0, 69, &e), 0);
+	count_pins_while(b);
+	assert_true(a->evicted);
+	assert_false(b->evicted);
+}
+
 /*
  * An engine at its limit in one pool opens a window on another one while that
  * one is being counted: what it pins there is nothing.
@@ -540,6 +621,8 @@ int main(void)
 		T(free_of_a_dying_engine_waits_for_its_end),
 		T(free_that_waits_for_a_step_ends_with_the_daemon),
 		T(engine_over_its_pin_limit_suffers_alone),
+		T(engine_that_is_alone_may_pin_all_there_is),
+		T(reserve_may_be_pinned_beyond_the_limit),
 		T(pins_elsewhere_do_not_count_in_a_pool_just_opened),
 	};
 

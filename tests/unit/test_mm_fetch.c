@@ -520,6 +520,31 @@ static void a_load_does_not_wait_for_a_frame_for_ever(void **state)
 	assert_int_equal(a.res[0].result, -EAGAIN);
 }
 
+/* However long it takes to populate; but no longer than its own deadline. */
+static void a_load_waits_for_an_extent_that_is_on_its_way(void **state)
+{
+	struct rig_answer a;
+	struct mm_pool *p;
+	uint64_t tag[2];
+
+	small_start(NSEC_PER_SEC);
+	p = rig_pool(r, RIG_FULL, RIG_DRAM);
+	lower_chain(1, 2);
+	fill_dirty();
+	r->mm->o.direct_reclaim_ns = 5 * NSEC_PER_MSEC;
+	p->extents_coming++;
+	tag[0] = rig_fetch(r, RIG_FULL, 1, 0, 1, 5000);
+	tag[1] = rig_fetch(r, RIG_FULL, 1, 1, 1, 60);
+	assert_false(rig_answer(r, tag[0], 40, &a));
+	assert_true(rig_answer(r, tag[1], 1000, &a));
+	assert_int_equal(a.res[0].result, -ENOENT);
+	assert_false(rig_answer(r, tag[0], 40, &a));
+	/* it is not coming any more: then there is no reason to wait */
+	p->extents_coming--;
+	assert_true(rig_answer(r, tag[0], 1000, &a));
+	assert_int_equal(a.res[0].result, -EAGAIN);
+}
+
 static void a_publish_serves_who_waits_for_a_frame(void **state)
 {
 	uint32_t f;
@@ -826,6 +851,7 @@ int main(void)
 		T(a_load_drops_what_is_clean_for_its_frame),
 		T(a_load_waits_for_a_write_to_free_its_frame),
 		T(a_load_does_not_wait_for_a_frame_for_ever),
+		T(a_load_waits_for_an_extent_that_is_on_its_way),
 		T(a_publish_serves_who_waits_for_a_frame),
 		T(wrong_bytes_are_a_miss_and_take_their_tree),
 		T(a_bad_head_takes_the_tier_with_it_and_nothing_else),

@@ -394,6 +394,41 @@ static void memory_moves_to_the_class_that_needs_it(void **state)
 	rig_check(r);
 }
 
+/*
+ * As a long prompt does it: all of one class's pages are pinned, while another
+ * class, with no more memory than that and in use of late, has nobody waiting.
+ */
+static void a_squeezed_class_gets_what_another_does_not_use(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 256 * 4096, .nvme_bytes = 4096 * 4096,
+		.extent_bytes = 16 * 4096,
+		.direct_reclaim_ns = NSEC_PER_SEC,
+	};
+	/* far less than it takes to be called idle */
+	uint64_t deadline = deadline_in(4 * NSEC_PER_SEC);
+	struct mm_pool *big;
+	uint32_t n = 0, half;
+	int err;
+
+	start(&o);
+	big = rig_pool(r, RIG_BIG, RIG_DRAM);
+	while (kv()->nr_extents < 8)
+		assert_int_equal(rig_publish(r, RIG_FULL, 1, n++), 0);
+	half = kv()->nr_extents;
+	for (n = 0; big->nr_extents <= half && !deadline_past(deadline);) {
+		err = rig_publish(r, RIG_BIG, 2, n);
+		assert_true(!err || err == -EAGAIN);
+		if (!err)
+			rig_pin(r, RIG_BIG, frame_of(RIG_BIG, 2, n++), 1);
+	}
+	assert_true(big->nr_extents > half);
+	assert_true(kv()->nr_extents < half);
+	rig_check(r);
+	while (n--)
+		rig_pin(r, RIG_BIG, frame_of(RIG_BIG, 2, n), -1);
+}
+
 static void an_extent_with_a_pinned_page_is_not_emptied(void **state)
 {
 	struct mm_pool *p = kv();
@@ -719,6 +754,7 @@ int main(void)
 		T(frames_come_back_above_the_watermark_by_themselves),
 		T(a_full_lower_node_forgets_the_coldest),
 		T(memory_moves_to_the_class_that_needs_it),
+		T(a_squeezed_class_gets_what_another_does_not_use),
 		T(an_extent_with_a_pinned_page_is_not_emptied),
 		T(a_space_may_end_while_its_extent_is_emptied),
 		T(a_reported_page_is_found_nowhere_and_its_reader_keeps_it),
