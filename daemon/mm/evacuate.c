@@ -145,6 +145,8 @@ static bool evac_frame(struct mm_pool *p, uint32_t f)
 		return copy_drop_clean(pg, nd);
 	if (lo && node_takes(lo) &&
 	    !(page_copy(pg, nd)->flags & COPY_WFAIL)) {
+		if (node_pauses(lo))
+			return false;
 		n = page_writeback(pg, nd, NODE_PRIO_WRITEBACK);
 		if (n > 0)
 			return true;

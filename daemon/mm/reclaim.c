@@ -290,6 +290,8 @@ static unsigned int scan_write(struct scan *s, struct mm_pool *p)
 	enum node_prio prio = NODE_PRIO_WRITEBACK;
 	unsigned int i, begun = 0;
 
+	if (s->lo && node_pauses(s->lo))
+		return 0;
 	for (i = 0; i < s->nr_dirty; i++) {
 		int n = page_writeback(s->dirty[i], p->nd, prio);
 

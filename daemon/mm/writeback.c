@@ -17,7 +17,8 @@
  *
  * Gangs. A page of a gang is gathered into a buffer by a worker, and written from
  * there: the copy is WRITING all along. What the node refuses then fails like a
- * write that it took.
+ * write that it took. The page is as dirty as before, so that it would be gathered
+ * again at once: nothing is begun in the background for a moment.
  *
  * Breaches. A writer keeps its mapping after it has published. Where it gave a
  * checksum (KVMM_PUB_CRC) that of the bytes that went down is compared with it
@@ -55,6 +56,7 @@
 #define WB_IOS_MAX		256u
 #define WB_POOL_SHARE		4u	/* one part in this many */
 
+#define WB_PAUSE_NS		(10 * NSEC_PER_MSEC)
 #define WB_LOOK			512u	/* dirty pages looked at a call */
 #define SLOT_LISTS		65536u
 #define SLOT_LIST_MIN		(UINT64_C(1) << 20)
@@ -107,6 +109,11 @@ void page_ident(const struct page *pg, uint8_t ident[PAGE_IDENT_BYTES])
 bool node_takes(const struct mm_node *lo)
 {
 	return !lo->mm->stopping && node_writable(lo->node);
+}
+
+bool node_pauses(const struct mm_node *lo)
+{
+	return lo->mm->now_ns < lo->wb_after_ns;
 }
 
 bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo)
@@ -456,6 +463,7 @@ static void gather_done(struct work *w)
 		return;
 	/* -EIO would be the medium's word on these bytes; it has not seen them */
 	wb->io.result = err == -EIO ? -EAGAIN : err;
+	wb->to->wb_after_ns = now_ns() + WB_PAUSE_NS;
 	wback_end(wb);
 }
 
@@ -639,7 +647,7 @@ uint64_t writeback_run(struct mm *mm, uint64_t now)
 		struct mm_node *nd = &mm->node[i], *lo = node_lower(nd);
 		struct mm_pool *p;
 
-		if (!lo || !node_takes(lo))
+		if (!lo || !node_takes(lo) || node_pauses(lo))
 			continue;
 		list_for_each_entry(p, &nd->pools, node_link)
 			if (!pool_full_of_writes(p, lo))

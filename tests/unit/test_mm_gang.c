@@ -319,6 +319,31 @@ static void what_the_node_refuses_after_the_gathering_is_a_failed_write(
 	rig_check(r);
 }
 
+/* The pages are as dirty as before: gathering them again at once is for nothing. */
+static void what_the_node_refuses_is_not_gathered_over_and_over(void **state)
+{
+	const struct mm_counters *ct = rig_count(r, RIG_DRAM);
+	uint64_t before, t0, ms;
+
+	r->blk->refuse[NODE_WRITE] = -EAGAIN;
+	rig_publish_chain(r, RIG_FULL, 1, 60);
+	rig_publish_chain(r, RIG_FULL, 2, 60);
+	before = ct->pgdemote_fail;
+	t0 = now_ns();
+	rig_run(r, 100);
+	ms = (now_ns() - t0) / NSEC_PER_MSEC;
+	print_message("%llu writes refused in %llu ms\n", (unsigned long long)
+		      (ct->pgdemote_fail - before), (unsigned long long)ms);
+	assert_true(ct->pgdemote_fail > before);
+	/* a pool's share of 32 or so in 10 ms */
+	assert_true(ct->pgdemote_fail - before < (ms / 10 + 2) * 64);
+	r->blk->refuse[NODE_WRITE] = 0;
+	rig_run(r, 50);
+	assert_true(ct->pgdemote > 0);
+	rig_settle(r, 1000);
+	rig_check(r);
+}
+
 static void a_report_while_gathering_ends_the_write(void **state)
 {
 	struct ring_key key = { .group = RIG_FULL };
@@ -854,6 +879,7 @@ int main(void)
 		T(a_cancelled_read_that_was_not_started_leaves_nothing),
 		T(a_publish_overtakes_a_late_read),
 		T(what_the_node_refuses_after_the_gathering_is_a_failed_write),
+		T(what_the_node_refuses_is_not_gathered_over_and_over),
 		T(a_report_while_gathering_ends_the_write),
 		T(the_end_waits_for_what_is_gathered_and_scattered),
 		T(loads_wait_for_buffers_and_come_in_time),
