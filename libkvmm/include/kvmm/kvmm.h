@@ -21,7 +21,8 @@
  *     returns no error; kvmm_win_base() and kvmm_win_stride() answer as before.
  *   - Daemon away: [H] calls answer a miss or -EAGAIN, others -ENOTCONN; what
  *     was hit stays readable; kvmm_poll() reconnects.
- *   - All option structs begin with their size and may grow at the end.
+ *   - All option structs begin with their size and may grow at the end. What is
+ *     in one behind what this library knows has to be 0: -E2BIG.
  */
 #ifndef KVMM_KVMM_H
 #define KVMM_KVMM_H
@@ -187,7 +188,8 @@ struct kvmm_engine {
  * Without it a process is an engine of one. References of an engine end when
  * all its members have exited.
  * Return: 0, -EPROTO (another world), -EEXIST (rank or leader taken), -EBUSY
- * (spaces are attached, or something is left of windows that were closed),
+ * (a member already, spaces are attached, or something is left of windows that
+ * were closed),
  * -EOWNERDEAD (the engine is dying), -EINVAL, -ENOTCONN, -ETIMEDOUT.
  */
 KVMM_API int kvmm_join(struct kvmm *k, const struct kvmm_engine *e);
@@ -232,8 +234,9 @@ enum kvmm_op {
  *		of several classes or of more than 4,096 pages, a part; each
  *		page's own result holds then, too. -ETIMEDOUT (the deadline
  *		passed and the library answered), -ECANCELED, -ENOTCONN (the
- *		daemon went), -EAGAIN, -EINVAL, -EACCES (the daemon refused it),
- *		-EPROTO (it answered nonsense)
+ *		daemon went), -ESHUTDOWN (it is about to), -EOWNERDEAD, -EAGAIN,
+ *		-EINVAL, -EACCES (the daemon refused it), -EPROTO (it answered
+ *		nonsense)
  * @first:	fetch: where the first page stands in the request's hits;
  *		publish, blob, fork: 0
  * @n:		elements of @res. A blob has one, whatever its length. Fetch:
@@ -274,7 +277,13 @@ KVMM_API int kvmm_poll(struct kvmm *k, struct kvmm_done *done,
  */
 KVMM_API int kvmm_ping(struct kvmm *k, uint64_t tag);
 
-/** kvmm_epoch() - [H] changes when a daemon was replaced */
+/**
+ * kvmm_epoch() - [H] changes when a daemon was replaced
+ *
+ * Not when a connection that was cut off is made again to the same daemon, but
+ * requests from before are -ESTALE then, too, and kvmm_win_sync() attaches again
+ * likewise.
+ */
 KVMM_API uint64_t kvmm_epoch(const struct kvmm *k);
 
 /** kvmm_error() - this thread's last sentence; "" when there was none */
@@ -329,7 +338,8 @@ KVMM_API int kvmm_step_done(struct kvmm *k, uint64_t step);
  * kvmm_step_word() - the word itself, a cache line of its own; NULL if none
  *
  * Stays valid until kvmm_close(), but it is another one after a change of
- * kvmm_epoch(): ask again then.
+ * kvmm_epoch(): ask again then. What is written to an older one counts as well,
+ * from the next kvmm_poll() on.
  */
 KVMM_API uint64_t *kvmm_step_word(struct kvmm *k);
 
@@ -471,7 +481,7 @@ KVMM_API void kvmm_space_detach(struct kvmm_space *sp);
 /** kvmm_space_id() - SHA-256 of the canonical descriptor and the tenant */
 KVMM_API int kvmm_space_id(const struct kvmm_space *sp, uint8_t id[32]);
 
-/** kvmm_mode() - [H] enum kvmm_mode of the space, now */
+/** kvmm_mode() - [H] enum kvmm_mode of the space, now; without a daemon, last */
 KVMM_API int kvmm_mode(const struct kvmm_space *sp);
 
 /**
@@ -536,9 +546,9 @@ struct kvmm_win_opts {
  *
  * Return: 0, -EINVAL (no such class or node, or it cannot be mapped; a gang of
  * another world than the space's or the engine's, or no engine was joined),
- * -EACCES,
- * -EBUSY (open already), -ENOSPC, -ENOMEM, -ESTALE (the daemon was replaced:
- * kvmm_win_sync() of an open window, or attach again), -ENOTCONN, -ETIMEDOUT.
+ * -EACCES, -EBUSY (open already), -ENOSPC, -ENOMEM, -ESTALE (the daemon was
+ * replaced: kvmm_win_sync() of an open window, or attach again), -ENOTCONN,
+ * -ETIMEDOUT.
  * The caller owns *@ret: kvmm_win_close().
  */
 KVMM_API int kvmm_win_open(struct kvmm_space *sp, unsigned int cls,
@@ -634,7 +644,7 @@ KVMM_API int kvmm_avail(const struct kvmm_space *sp, unsigned int cls,
 /**
  * struct kvmm_hint - what the engine knows of a request
  * @size:	sizeof(struct kvmm_hint)
- * @priority:	0 = normal
+ * @priority:	0 = normal; nothing looks at it yet
  * @session:	conversation; 0 = unknown
  * @expect_return_ms: after which the conversation is expected back; 0 = unknown
  */
@@ -650,7 +660,10 @@ struct kvmm_hint {
  * kvmm_req_open() - [H] begin a request
  * @id:		the engine's own number, for people and for the ranks
  * @hint:	copied; may be NULL
- * Return: 0, -EAGAIN (all request slots are taken), -ENOMEM.
+ *
+ * Without a daemon, or before kvmm_win_sync() has attached to the next one, it
+ * finds nothing and gets no frames, and goes on as any other once there is one.
+ * Return: 0, -EAGAIN (all request slots are taken), -EINVAL, -ENOMEM.
  */
 KVMM_API int kvmm_req_open(struct kvmm_space *sp, uint64_t id,
 			   const struct kvmm_hint *hint, struct kvmm_req **ret);
@@ -670,10 +683,10 @@ struct kvmm_keys {
 
 /**
  * struct kvmm_hit - one page of a match
- * @frame:	HIT: its frame on the asked node
+ * @frame:	HIT: its frame on the asked node; else 0
  * @eta_us:	LOWER, PENDING: estimated time to load it
  * @state:	enum kvmm_hit_state
- * @node:	where it is
+ * @node:	where it is; %KVMM_NODE_NONE: nowhere, or it was not looked for
  * @group:	of the keys
  */
 struct kvmm_hit {
@@ -694,7 +707,8 @@ struct kvmm_hit {
  * @recompute_us: estimated time to recompute the same pages
  * @sync_wanted: a page lies in an extent that is not mapped: kvmm_win_sync()
  *
- * Lengths count units of the least common multiple of the groups' block_tokens.
+ * Lengths count units of the least common multiple of the block_tokens of the
+ * groups that are asked for, BLOBs aside.
  * n is the largest length for which every FULL group has [0, n), every WINDOW
  * its last window_pages pages, every LAST a snapshot at n.
  */
@@ -721,7 +735,8 @@ KVMM_API int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
 
 /**
  * kvmm_match() - [H] find and pin the longest usable prefix
- * @keys:	@ngroups arrays, each group of the space at most once
+ * @keys:	@ngroups arrays, each group of the space at most once; 4 Mi keys in
+ *		all at most
  * @node:	where the pages are wanted
  * @hits:	one per key, concatenated in the order of @keys
  * @m:		written
@@ -739,7 +754,8 @@ KVMM_API int kvmm_peek(struct kvmm_req *rq, const struct kvmm_keys *keys,
  * was published or loaded since is a MISS, and with time everything is. It never
  * is wrong bytes, since each frame's own word decides after the pin. Likewise it
  * goes on to hit what a daemon left that is gone, until kvmm_poll() notices.
- * Return: 0, -EINVAL, -ENOMEM, -EOWNERDEAD, -ECHILD.
+ * Return: 0, -EINVAL (also: no window is open on a group's class at @node),
+ * -ENOMEM, -EOWNERDEAD, -ECHILD.
  */
 KVMM_API int kvmm_match(struct kvmm_req *rq, const struct kvmm_keys *keys,
 			unsigned int ngroups, kvmm_node_t node,
@@ -788,7 +804,9 @@ KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
  * may end first. For each tail it gets a frame of its own, to which the daemon
  * copies the tail once every member has completed @after. Meanwhile the parent
  * may write on, behind what @after wrote, fork again, publish the tail, free it,
- * or end. Forks complete in any order.
+ * or end. Forks complete in any order. What else the parent has as OPEN frames,
+ * such as a full page whose publish was refused, stays the parent's own and goes
+ * with it.
  *
  * %KVMM_OP_FORK has one result a tail, in the order of @tail: the new frame, and
  * 0 (it is the child's OPEN frame with the tail's bytes) or what went wrong: it
@@ -824,6 +842,10 @@ KVMM_API int kvmm_req_end(struct kvmm_req *rq, int how, uint64_t after);
 /**
  * kvmm_alloc() - [H] take OPEN frames from the magazine
  * @n:		all or nothing
+ *
+ * While the daemon is away there is what its magazine holds, and then -EAGAIN;
+ * -EAGAIN also before kvmm_win_sync() has attached to the next one. A request of
+ * a daemon that was replaced gets nothing more, for good: end it.
  * Return: 0, -EAGAIN (recorded and asked for; wait on kvmm_fd() or preempt),
  * -EACCES (read-only), -EINVAL (no window), -EOWNERDEAD, -ENOMEM.
  */
@@ -883,12 +905,16 @@ struct kvmm_pub {
  * @pub:	@n pages of one class, at most 4,096; read before the call returns
  * @tag:	of the completion
  *
- * A page becomes findable when every member has completed @after. The request
- * holds a pin on it until its end. Per page: 0; -EEXIST (somebody's page was
- * first: @frame stays mine, the result names the canonical frame, pinned for
- * this request, or 0 if it has gone again); -ESTALE (its parent is in no node);
- * -EBADMSG (@crc does not match); -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not
- * my OPEN frame); -ENOTCONN, -EPROTO (nobody knows whether it was sealed, and
+ * A page becomes findable when every member has completed its @after, and not
+ * before its parent, which may stand before it in @pub or be in flight. The
+ * request holds a pin on it until its end.
+ *
+ * Per page: 0 and its frame; 0 and no frame (mode observe: it stays mine);
+ * -EEXIST (somebody's page was first: @frame stays mine, the result names the
+ * canonical frame, pinned for this request, or 0 if it has gone again); -ESTALE
+ * (in a FULL group: its parent is in no node); -EBADMSG (@crc does not match);
+ * -EROFS, -EAGAIN (mode); -EACCES; -EINVAL (not my OPEN frame); -ENOMEM; of these
+ * it stays mine. -ENOTCONN, -EPROTO (nobody knows whether it was sealed, and
  * others may be reading it: it can be read and given back as a sealed page can,
  * but is not to be written to, and comes out of kvmm_alloc() no more).
  * Return: 0 (posted), -EAGAIN (ring full), -EACCES, -EROFS, -EINVAL, -ENOTCONN,
@@ -900,19 +926,20 @@ KVMM_API int kvmm_publish(struct kvmm_req *rq, kvmm_node_t node,
 
 /**
  * kvmm_fetch() - [H] bring pages of the last match to @node
- * @first:	units [@first, @end) of the match, all groups; of a WINDOW or
- *		LAST group what length @end needs, of a BLOB its page
+ * @first:	units [@first, @end) of what the match was asked for, all groups,
+ *		whether it found them or not; of a WINDOW or LAST group what
+ *		length @end needs, of a BLOB its page
  * @deadline_ns: absolute CLOCK_MONOTONIC; 0 = as long as recomputing these
  *		pages would take, 2 s where nobody gave a cost. What is not
  *		there by then is a miss; the completion comes in time
  * @tag:	of the completion
  *
  * Single flight over all processes. Per page: 0 and the frame, pinned for this
- * request until its end; 0 and no frame (not needed); -ENOENT (gone, unreadable
- * or late: recompute), -EAGAIN (target full of pins, or no room to ask:
- * recompute), -ETIMEDOUT (late, and so was the daemon: recompute), or what else
- * &kvmm_done.result may be. A frame may lie in an extent that is not mapped yet:
- * kvmm_win_sync().
+ * request as a hit of that match is; 0 and no frame (not needed); -ENOENT (gone,
+ * unreadable or late: recompute), -EAGAIN (target full of pins, or no room to
+ * ask: recompute), -ETIMEDOUT (late, and so was the daemon: recompute), or what
+ * else &kvmm_done.result may be. A frame may lie in an extent that is not mapped
+ * yet: kvmm_win_sync().
  * Return: 0 (posted), -EAGAIN (ring full), -EINVAL, -ENOTCONN, -ESTALE,
  * -EOWNERDEAD, -ENOMEM.
  */
@@ -944,7 +971,8 @@ KVMM_API int kvmm_report(struct kvmm_req *rq, unsigned int page, int verdict);
  *
  * On a gang this rank's part of it: its shares of the segments in order, each
  * where its alignment allows, as from kvmm_win_base() of the first on.
- * Return: bytes copied, -ENOENT (not a hit), -EINVAL (a member that maps nothing).
+ * Return: bytes copied, -ENOENT (not a hit, or not mapped: kvmm_win_sync()),
+ * -EINVAL (no such page; a member that maps nothing).
  */
 KVMM_API int kvmm_read(struct kvmm_req *rq, unsigned int page,
 		       const struct iovec *iov, int n);
@@ -1010,8 +1038,8 @@ KVMM_API int kvmm_write(struct kvmm_req *rq, unsigned int cls,
  *
  * Return: 0; -EEXIST (there is one of this key); -EAGAIN (no frames: as
  * kvmm_alloc(), recorded and asked for, all or nothing), -EINVAL, -EACCES,
- * -EOPNOTSUPP (@node is a gang), -EOWNERDEAD, -ENOMEM. The caller owns *@ret: kvmm_blob_commit() or
- * kvmm_blob_abort(); kvmm_req_end() aborts it.
+ * -EOPNOTSUPP (@node is a gang), -EOWNERDEAD, -ENOMEM. The caller owns *@ret:
+ * kvmm_blob_commit() or kvmm_blob_abort(); kvmm_req_end() aborts it.
  */
 KVMM_API int kvmm_blob_begin(struct kvmm_req *rq, unsigned int group,
 			     kvmm_node_t node, const struct kvmm_key *key,
@@ -1114,7 +1142,7 @@ struct kvmm_stats {
 	uint64_t	keys_lost;	/* not told at a request's end: no room */
 };
 
-/** kvmm_stats() - [H] Return: 0 or -EINVAL. */
+/** kvmm_stats() - [H] Return: 0, -EINVAL or -ECHILD. */
 KVMM_API int kvmm_stats(struct kvmm *k, struct kvmm_stats *st);
 
 #ifdef __cplusplus
