@@ -78,6 +78,7 @@ static void publish_paged(struct seq *q, unsigned int g)
 		if (post(q, g, sg->npub, n, 0)) {
 			/* nobody finds them, nor what would hang on them */
 			q->s->st.refused += n;
+			sg->nprivate += end - sg->npub;
 			sg->npub = end;
 			return;
 		}
@@ -171,6 +172,9 @@ void publish_done(struct op *op, const struct kvmm_done *d)
 	if (!q)
 		return;
 	for (i = 0; i < d->n && i < op->n; i++) {
+		/* also one that was counted only (mode observe) */
+		if (!op->snap && !d->res[i].frame)
+			q->g[op->group].nprivate++;
 		switch (d->res[i].result) {
 		case 0:
 			q->s->st.published++;
@@ -242,6 +246,20 @@ static unsigned int tails(const struct seq *q, kvmm_frame_t tail[KV_MAX_GROUPS])
 	return n;
 }
 
+/*
+ * A page that was not published is this sequence's own and goes with it, however
+ * long a sample would need it.
+ */
+static bool all_shared(const struct seq *q)
+{
+	unsigned int g;
+
+	for (g = 0; g < q->s->kv->ngroups; g++)
+		if (q->g[g].nprivate)
+			return false;
+	return true;
+}
+
 static int fork_one(struct seq *q, uint32_t sample)
 {
 	kvmm_frame_t tail[KV_MAX_GROUPS];
@@ -251,6 +269,8 @@ static int fork_one(struct seq *q, uint32_t sample)
 	struct seq *c;
 	int n = 0;
 
+	if (!all_shared(q))
+		return -ENOENT;
 	r.tok = q->tok;
 	r.ntok = q->nprompt;
 	r.nsamples = 1;

@@ -222,7 +222,7 @@ void seq_drop(struct seq *q, int how)
 		if (q->g[g].table)
 			memset(q->g[g].table, 0,
 			       q->g[g].cap * sizeof(*q->g[g].table));
-		q->g[g].nb = q->g[g].npub = 0;
+		q->g[g].nb = q->g[g].npub = q->g[g].nprivate = 0;
 	}
 	q->ndone = q->launched = 0;
 	q->nhit_told = q->snap = q->restore = q->want = 0;

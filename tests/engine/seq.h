@@ -19,13 +19,14 @@ enum seq_state {
  *		[0] is the working state
  * @nb:		pages that have an entry
  * @npub:	pages that are somebody's to find or were refused: found, published
+ * @nprivate:	of @npub those that are nobody else's: a sample cannot have them
  * @nkey:	keys known, from the sequence's start
  */
 struct seq_group {
 	int32_t		*table;
 	struct kvmm_key	*key;
 	uint32_t	cap;
-	uint32_t	nb, npub, nkey;
+	uint32_t	nb, npub, nprivate, nkey;
 };
 
 /**

@@ -282,6 +282,35 @@ static void samples_of_preempted_prompts_are_the_models(void **state)
 	ta_baseline(&f->d, 5000);
 }
 
+/*
+ * A page that was not published is the first sample's own, and goes with it when
+ * it ends or gives way: the others must not have it.
+ */
+static void samples_of_unpublished_prompts_are_the_models(void **state)
+{
+	static const char *const mode[] = { "observe", "bypass", "readonly" };
+	struct ep_req r = more;
+	struct fx *f = *state;
+	struct ep_answer a[3];
+	unsigned int i, j;
+
+	start(f);
+	r.n = 3;
+	r.max_tokens = 40;
+	for (i = 0; i < 3; i++) {
+		ep_start(&e[0], f->d.socket, "-c", shapes[i], "--budget", "1",
+			 NULL);
+		ta_mode(&f->d, mode[i]);	/* of the spaces there are */
+		ep_ask(&e[0], &r);
+		ep_answers(&e[0], a, 3);
+		for (j = 0; j < 3; j++)
+			ep_expect(&a[j], shapes[i], &r);
+		T_EQ(ep_stat(&e[0], "forks"), 0);
+		ep_quit(&e[0]);
+	}
+	ta_baseline(&f->d, 5000);
+}
+
 /* ---- modes -------------------------------------------------------------------------- */
 
 static void modes_change_who_computes_and_nothing_else(void **state)
@@ -331,6 +360,7 @@ int main(void)
 		T(preemption_by_swap_changes_nothing),
 		T(samples_share_their_prompt),
 		T(samples_of_preempted_prompts_are_the_models),
+		T(samples_of_unpublished_prompts_are_the_models),
 		T(modes_change_who_computes_and_nothing_else),
 	};
 	int failed;
