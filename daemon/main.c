@@ -332,6 +332,10 @@ static int run(const struct config *c, const char *path)
 		close(sigfd);
 		return EXIT_FAILURE;
 	}
+	err = server_live(d.server);
+	if (err)
+		log_warn("clients cannot see by memory whether kvmmd lives: %s",
+			 strerror(-err));
 	err = loop_add(d.server, &d.signals, sigfd, EPOLLIN);
 	if (err)
 		log_err("epoll: %s", strerror(-err));
@@ -339,6 +343,7 @@ static int run(const struct config *c, const char *path)
 		err = serve(&d);
 	loop_del(d.server, &d.signals);
 	close(sigfd);
+	server_leave(d.server);
 	stopped = server_destroy(d.server, deadline_in(STOP_NS));
 	if (stopped == -EBUSY) {
 		log_info("the kernel takes back the rest of the memory");

@@ -53,6 +53,8 @@
 /* Feature bits, exchanged at hello; unknown bits are ignored by both sides. */
 #define KVMM_FEAT_NVME		(1u << 0) /* a block node is configured */
 
+#define KVMM_LIFE_DIED	UINT32_C(0x40000000)	/* FUTEX_OWNER_DIED */
+
 /**
  * struct kvmm_hdr_space - what every match reads about its space
  * @mode:	enum kvmm_mode; the kill switch, one word a space
@@ -98,6 +100,10 @@ static_assert(sizeof(struct kvmm_hdr_node) == 64, "shm ABI");
  *		sleeping = 1, re-reads all tails, sleeps; a client stores its
  *		tail, loads sleeping, writes its doorbell if it reads 1. All
  *		four seq_cst.
+ * @life:	a robust mutex of the daemon's C library, held by its main thread
+ *		as long as it serves; its first word is the kernel's futex. 0: not
+ *		held; bit %KVMM_LIFE_DIED: the kernel's word that its holder is
+ *		gone, whatever it died of. Clients read that word only
  */
 struct kvmm_hdr {
 	uint64_t		magic;
@@ -109,10 +115,12 @@ struct kvmm_hdr {
 	_Alignas(64) _Atomic uint32_t sleeping;
 	uint32_t		spare1[15];
 
+	_Alignas(64) _Atomic uint32_t life[16];
+
 	struct kvmm_hdr_node	node[KVMM_MAX_NODES];
 	struct kvmm_hdr_space	space[KVMM_MAX_SPACES];
 };
 static_assert(sizeof(struct kvmm_hdr) ==
-	      128 + 64 * (KVMM_MAX_NODES + KVMM_MAX_SPACES), "shm ABI");
+	      192 + 64 * (KVMM_MAX_NODES + KVMM_MAX_SPACES), "shm ABI");
 
 #endif

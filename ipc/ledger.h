@@ -159,6 +159,11 @@ static_assert(sizeof(struct ledger_match) == 64, "shm ABI");
  *		Written by the daemon
  * @engine_state: enum ledger_engine_state, written by the daemon
  * @engine_world: members with a step word
+ * @mail:	what has happened on the socket: advances after each message that
+ *		the daemon sent, and after it closed it. With struct
+ *		kvmm_hdr.life a client need not look at its socket to know that
+ *		there is nothing; release, pairs with the client's acquire before
+ *		it reads the socket
  * @sq:		submission ring's cursors
  * @cq:		completion ring's cursors
  * @arena_head:	bytes of the arena that the daemon has consumed, a running sum;
@@ -190,7 +195,9 @@ struct ledger {
 	_Alignas(64) _Atomic uint64_t step_wanted;
 	_Atomic uint32_t	engine_state;
 	_Atomic uint32_t	engine_world;
-	uint64_t		spare3[6];
+	_Atomic uint32_t	mail;
+	uint32_t		spare5;
+	uint64_t		spare3[5];
 
 	struct ring_cursors	sq;
 	struct ring_cursors	cq;

@@ -21,6 +21,7 @@
 #define LIB_RECONNECT_NS	(100 * NSEC_PER_MSEC)
 #define LIB_SOCK_CHECK_NS	(10 * NSEC_PER_MSEC)	/* while busy */
 #define LIB_SOCK_IDLE_NS	(100 * NSEC_PER_USEC)	/* while not */
+#define LIB_SOCK_SURE_NS	(10 * NSEC_PER_SEC)	/* where memory says it */
 /* How long kvmm_poll() stays awake for completions: about what a wake costs. */
 #define LIB_SPIN_NS		(50 * NSEC_PER_USEC)
 /* After a deadline the daemon gets this long to say what it has. */

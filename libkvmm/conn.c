@@ -185,6 +185,9 @@ static int enter_era(struct kvmm *k, struct kvmm_era *e)
 		kvmm_step_carry(old, e);
 	k->fd_ready = true;
 	k->armed = false;
+	/* another ledger, another count: look once, whatever it is */
+	k->mail_seen = atomic_load_explicit(&e->ledger->mail,
+					    memory_order_relaxed) - 1;
 	k->state = CONN_UP;
 	atomic_store_explicit(&k->retry_ns, DEADLINE_NONE,
 			      memory_order_relaxed);
@@ -314,6 +317,11 @@ static void receive(struct kvmm *k, uint64_t now) __must_hold(&k->lock)
 void kvmm_conn_run(struct kvmm *k, uint64_t now)
 {
 	k->sock_checked_ns = now;
+	if (k->state == CONN_UP)
+		/* acquire: pairs with session_mail(); before the read */
+		k->mail_seen = atomic_load_explicit(
+				&kvmm_era_now(k)->ledger->mail,
+				memory_order_acquire);
 	if (k->state == CONN_DOWN) {
 		if (now < atomic_load_explicit(&k->retry_ns,
 					       memory_order_relaxed))

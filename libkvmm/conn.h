@@ -49,6 +49,7 @@ struct kvmm_stat {
  * @fd_ready:	the era's notify has a count: the epoll fd is readable
  * @armed:	the daemon has been asked to write it
  * @busy_ns:	when something was posted or completed last
+ * @mail_seen:	ledger.mail before the socket was read last
  * @seen_tail:	of the submission ring, at the last poll
  * @done:	completed, not yet told; @told: told, results still in use
  * @ready:	completed without the daemon, under @ops_lock
@@ -70,6 +71,7 @@ struct kvmm {
 	int		sock, epfd, wake;
 	_Atomic uint64_t retry_ns;
 	uint64_t	sock_checked_ns;
+	uint32_t	mail_seen;
 	struct kvmm_era	*next;
 	uint32_t	seq, call_seq, join_seq;
 	uint16_t	call_type;

@@ -211,6 +211,26 @@ static unsigned int tell(struct kvmm *k, struct kvmm_done *done,
 	return n;
 }
 
+/*
+ * Does shared memory say that there is nothing on the socket: that the daemon
+ * lives, and has sent nothing since it was read? A daemon that keeps no such
+ * word (0) is asked by the socket, and so is one that has died, until that says
+ * so, too.
+ */
+static bool socket_silent(const struct kvmm *k, const struct kvmm_era *e)
+{
+	/* relaxed: the kernel writes it; the socket is what counts */
+	uint32_t life = atomic_load_explicit(
+			(_Atomic uint32_t *)&e->hdr->life[0],
+			memory_order_relaxed);
+
+	if (!life || (life & KVMM_LIFE_DIED))
+		return false;
+	/* acquire: pairs with session_mail() in the daemon */
+	return atomic_load_explicit(&e->ledger->mail, memory_order_acquire) ==
+	       k->mail_seen;
+}
+
 static void look_at_socket(struct kvmm *k, uint64_t now, bool idle)
 	__must_hold(&k->lock)
 {
@@ -220,6 +240,8 @@ static void look_at_socket(struct kvmm *k, uint64_t now, bool idle)
 		return;			/* whoever calls reads it */
 	if (idle && !k->fd_ready)
 		every = LIB_SOCK_IDLE_NS;
+	if (k->state == CONN_UP && socket_silent(k, kvmm_era_now(k)))
+		every = LIB_SOCK_SURE_NS;
 	if (k->state == CONN_UP && now - k->sock_checked_ns < every)
 		return;
 	kvmm_conn_run(k, now);

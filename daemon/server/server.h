@@ -284,6 +284,8 @@ void session_doom(struct session *ss, enum reject why, const char *fmt, ...)
  */
 int session_send(struct session *ss, struct wire_hdr *h, const int *fds,
 		 unsigned int nr_fds);
+/** session_mail() - say in its ledger that there is something on the socket */
+void session_mail(struct session *ss);
 /** session_flush() - send what waits, as far as the socket takes it */
 void session_flush(struct session *ss);
 void session_out_drop(struct session *ss);
@@ -437,6 +439,18 @@ struct server {
  */
 int server_create(const struct server_opts *o, struct server **ret,
 		  struct errmsg *e);
+
+/**
+ * server_live() - let clients see without a system call that this process lives
+ *
+ * From now on until server_leave(), or until the calling thread is gone, whatever
+ * ends it: the kernel says so in the header. It must be the main thread, which
+ * ends when the process does.
+ * Return: 0 or -errno: then clients ask their sockets.
+ */
+int server_live(struct server *s);
+/** server_leave() - the orderly end of that; the same thread */
+void server_leave(struct server *s);
 
 /**
  * server_destroy() - stop serving, end I/O, free everything

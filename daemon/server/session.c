@@ -387,6 +387,7 @@ static void session_close(struct session *ss, bool exited)
 	bool alone;
 
 	close_source(ss, &ss->sock);
+	session_mail(ss);
 	close_source(ss, &ss->bell);
 	session_out_drop(ss);
 	ss->via->sessions--;

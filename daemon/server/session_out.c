@@ -16,6 +16,15 @@
 #define OUT_MAX		1024
 #define OUT_MAX_FDS	2048
 
+void session_mail(struct session *ss)
+{
+	struct ledger *l = ss->ledger_shm.addr;
+
+	/* release: pairs with kvmm_conn_run(), which then finds the message */
+	if (l)
+		atomic_fetch_add_explicit(&l->mail, 1, memory_order_release);
+}
+
 /* A message that the socket did not take; owns its descriptors. */
 struct out_msg {
 	struct list	link;
@@ -101,8 +110,10 @@ int session_send(struct session *ss, struct wire_hdr *h, const int *fds,
 		return -EPIPE;
 	if (!ss->nr_out) {
 		err = sock_send(ss->sock.fd, h, fds, nr_fds);
-		if (!err)
+		if (!err) {
+			session_mail(ss);
 			return 0;
+		}
 		if (err != -EAGAIN) {
 			session_over(ss);
 			return err;
@@ -123,6 +134,7 @@ void session_flush(struct session *ss)
 				m->nr_fds);
 		if (err)
 			break;
+		session_mail(ss);
 		out_free(ss, m);
 		ss->deadline_ns = now_ns() + SLOW_NS;
 	}

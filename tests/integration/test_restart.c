@@ -419,6 +419,84 @@ static void nor_does_one_that_a_dead_kvmmd_owes(void **state)
 	lose_an_answer(*state, true);
 }
 
+/* -- without a system call ------------------------------------------------------------- */
+
+#define QUIET_MS	300
+
+/* Polls without ever sleeping, for so long. */
+static void poll_for(struct tc *c, unsigned int ms)
+{
+	uint64_t until = deadline_in(ms * NSEC_PER_MSEC);
+	struct kvmm_done d;
+
+	while (!deadline_past(until))
+		T_EQ(kvmm_poll(c->k, &d, 1), 0);
+}
+
+/* An engine that never sleeps need not read its socket to know that all is well. */
+static void a_poller_asks_its_socket_for_nothing(void **state)
+{
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	uint64_t looked;
+
+	fx_start(f, NULL);
+	tc_open(c, f->d.socket, NULL);
+	tc_put(c, 1, 0, 4);
+	poll_for(c, 50);
+	looked = c->k->sock_checked_ns;
+	poll_for(c, QUIET_MS);
+	T_CHECK(c->k->sock_checked_ns == looked);
+	/* what comes is read: a larger window of another member, say */
+	tc_open(&f->c[1], f->d.socket, NULL);
+	tc_put(&f->c[1], 2, 0, 4);
+	T_EQ(tc_hits(c, 2, 4), 4);
+	/* a daemon that is stopped lives */
+	T_OK(td_pause(&f->d));
+	looked = c->k->sock_checked_ns;
+	poll_for(c, QUIET_MS);
+	T_CHECK(c->k->sock_checked_ns == looked);
+	T_OK(td_resume(&f->d));
+}
+
+/* And hears of the end in time, be it a kill or an orderly one, and comes back. */
+static void a_poller_hears_of_the_end(void **state)
+{
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	int i;
+
+	fx_start(f, NULL);
+	tc_open(c, f->d.socket, NULL);
+	for (i = 0; i < 4; i++) {
+		poll_for(c, 20);
+		if (i % 2)
+			T_EQ(td_stop(&f->d), 0);
+		else
+			td_kill(&f->d);
+		T_WAIT(1000, polls(c, -ENOTCONN));
+		T_OK(td_start(&f->d));
+		T_WAIT(5000, polls(c, 0));
+	}
+}
+
+/* The daemon lives and has cut us off: that is on the socket alone. */
+static void a_poller_hears_that_it_was_cut_off(void **state)
+{
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	uint64_t before;
+
+	fx_start(f, NULL);
+	tc_open(c, f->d.socket, NULL);
+	poll_for(c, 20);
+	before = c->k->stat.reconnects;
+	/* a tail that cannot be: the daemon ends the connection */
+	atomic_fetch_add(&kvmm_era_now(c->k)->ledger->sq.tail, 1u << 20);
+	kvmm_sq_bell(kvmm_era_now(c->k));
+	T_WAIT(5000, polls(c, 0) && c->k->stat.reconnects > before);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -428,6 +506,9 @@ int main(void)
 		FX_TEST(set_up_survives_kvmmd_dying_in_it),
 		FX_TEST(a_lost_answer_gives_no_page_away),
 		FX_TEST(nor_does_one_that_a_dead_kvmmd_owes),
+		FX_TEST(a_poller_asks_its_socket_for_nothing),
+		FX_TEST(a_poller_hears_of_the_end),
+		FX_TEST(a_poller_hears_that_it_was_cut_off),
 	};
 
 	fx_filter();
