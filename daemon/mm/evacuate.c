@@ -4,7 +4,8 @@
  * host.
  *
  * The extent touched longest ago goes, of those that hold nothing that cannot
- * be taken: no OPEN or pinned frame, no load on its way. It is closed (nothing
+ * be taken: no OPEN or pinned frame, no load on its way, and no I/O; where each
+ * has some, I/O may be. It is closed (nothing
  * new comes in), and its pages leave: clean ones at once, whatever hangs on
  * them here, since the copy below keeps their children's parent alive; dirty
  * ones after they were written; those that nobody takes when they have no child.
@@ -35,14 +36,19 @@ struct evac {
 	uint64_t	give_up_ns;
 };
 
-/* When was it used? UINT64_MAX: it holds what cannot be taken. */
-static uint64_t frame_age(const struct mm_pool *p, uint32_t f)
+/*
+ * When was it used? UINT64_MAX: it holds what cannot be taken. With @patient what
+ * is busy with I/O can: it is over in a moment, where a node is full of dirty
+ * pages there is some in every extent, and then a space that comes new would find
+ * no room.
+ */
+static uint64_t frame_age(const struct mm_pool *p, uint32_t f, bool patient)
 {
 	switch (frame_word_state(frame_word_of(p, f))) {
 	case FRAME_FREE:
 		return 0;
 	case FRAME_READY:
-		if (frame_busy(p, f))
+		if (patient ? frame_pins(p, f) != 0 : frame_busy(p, f))
 			return UINT64_MAX;
 		return page_copy(p->meta[f].page, p->nd)->pol.touched_ns;
 	default:
@@ -50,13 +56,14 @@ static uint64_t frame_age(const struct mm_pool *p, uint32_t f)
 	}
 }
 
-static uint64_t extent_age(const struct mm_pool *p, uint32_t no, uint32_t step)
+static uint64_t extent_age(const struct mm_pool *p, uint32_t no, uint32_t step,
+			   bool patient)
 {
 	uint64_t youngest = 0;
 	uint32_t i;
 
 	for (i = 0; i < p->per_extent; i += step) {
-		uint64_t ns = frame_age(p, no * p->per_extent + i);
+		uint64_t ns = frame_age(p, no * p->per_extent + i, patient);
 
 		youngest = max(youngest, ns);
 	}
@@ -64,7 +71,8 @@ static uint64_t extent_age(const struct mm_pool *p, uint32_t no, uint32_t step)
 }
 
 /* The oldest extent with an age above @than (a try that failed); 0: none. */
-static uint32_t extent_oldest(const struct mm_pool *p, uint64_t *than)
+static uint32_t extent_oldest(const struct mm_pool *p, uint64_t *than,
+			      bool patient)
 {
 	uint32_t step = max(p->per_extent / SAMPLES, 1u);
 	uint64_t best_ns = UINT64_MAX;
@@ -75,7 +83,7 @@ static uint32_t extent_oldest(const struct mm_pool *p, uint64_t *than)
 
 		if (!p->extent[no].ext || p->extent[no].going)
 			continue;
-		ns = extent_age(p, no, step);
+		ns = extent_age(p, no, step, patient);
 		if (ns < *than || ns >= best_ns)
 			continue;
 		best = no;
@@ -85,26 +93,34 @@ static uint32_t extent_oldest(const struct mm_pool *p, uint64_t *than)
 	return best;
 }
 
+/* The extent to empty; 0: none can be. */
+static uint32_t extent_to_empty(const struct mm_pool *p, bool patient)
+{
+	uint64_t than = 0;
+	unsigned int i;
+	uint32_t no;
+
+	for (i = 0; i < TRIES; i++) {
+		no = extent_oldest(p, &than, patient);
+		if (!no || extent_age(p, no, 1, patient) != UINT64_MAX)
+			return no;
+	}
+	return 0;
+}
+
 int pool_evacuate(struct mm_pool *p)
 {
 	struct mm *mm = p->nd->mm;
-	uint64_t than = 0;
-	unsigned int i;
 	struct evac *ev;
 	uint32_t no;
 
 	if (p->nd->evac)
 		return -EBUSY;
-	for (i = 0; i < TRIES; i++) {
-		no = extent_oldest(p, &than);
-		if (!no)
-			return p->nr_extents > p->extents_going ? -EBUSY :
-								  -ENOENT;
-		if (extent_age(p, no, 1) != UINT64_MAX)
-			break;
-	}
-	if (i == TRIES)
-		return -EBUSY;
+	no = extent_to_empty(p, false);
+	if (!no)
+		no = extent_to_empty(p, true);
+	if (!no)
+		return p->nr_extents > p->extents_going ? -EBUSY : -ENOENT;
 	ev = calloc(1, sizeof(*ev));
 	if (!ev)
 		return -ENOMEM;

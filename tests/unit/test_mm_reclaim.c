@@ -448,6 +448,27 @@ static void an_extent_with_a_pinned_page_is_not_emptied(void **state)
 	rig_check(r);
 }
 
+/* A write is on its way in each of them: over soon, and no reason to say no. */
+static void extents_busy_with_io_are_emptied_where_there_is_no_other(void **state)
+{
+	struct mm_pool *p = kv();
+	uint32_t f;
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 1), 1);
+	/* one extent, so there is no other */
+	assert_int_equal(p->nr_extents, 1);
+	f = frame_of(RIG_FULL, 1, 0);
+	frame_ref(p, f);
+	assert_int_equal(pool_evacuate(p), 0);
+	assert_non_null(p->nd->evac);
+	rig_run(r, 5);
+	assert_true(in_dram(1, 0));	/* not while it is busy */
+	frame_unref(p, f);
+	rig_run(r, 50);
+	assert_false(in_dram(1, 0));
+	rig_check(r);
+}
+
 /* The pages of the extent that is being emptied were the space's last ones. */
 static void a_space_may_end_while_its_extent_is_emptied(void **state)
 {
@@ -756,6 +777,7 @@ int main(void)
 		T(memory_moves_to_the_class_that_needs_it),
 		T(a_squeezed_class_gets_what_another_does_not_use),
 		T(an_extent_with_a_pinned_page_is_not_emptied),
+		T(extents_busy_with_io_are_emptied_where_there_is_no_other),
 		T(a_space_may_end_while_its_extent_is_emptied),
 		T(a_reported_page_is_found_nowhere_and_its_reader_keeps_it),
 		T(a_touch_of_what_the_frame_no_longer_holds_is_ignored),
