@@ -62,15 +62,10 @@ void kvmm_fork_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 
 static int check_era(const struct kvmm_req *rq)
 {
-	if (!rq->att)
-		return kvmm_fail(-ENOTCONN, "no daemon");
-	if (rq->att->era != kvmm_era_now(rq->k))
-		return kvmm_fail(-ESTALE,
-			"the request is of a daemon that is gone");
-	if (kvmm_era_lost(rq->att->era))
-		return kvmm_fail(-ENOTCONN, "no daemon");
-	if (kvmm_era_dying(rq->att->era))
-		return kvmm_fail(-EOWNERDEAD, "a member of the engine is gone");
+	int err = kvmm_req_alive(rq);
+
+	if (err)
+		return err;
 	if (rq->nr_ops)
 		return kvmm_fail(-EBUSY,
 			"%u operations of the request are in flight: poll first",
@@ -255,8 +250,8 @@ static int post(struct kvmm_req *child, struct kvmm_job *op,
 	};
 	child->nr_ops++;
 	child->nr_flying += ts->n;
+	/* from here on a poll of another thread may be through with it */
 	err = kvmm_op_post(op);
-	part->array = NULL;
 	if (err) {
 		child->nr_ops--;
 		child->nr_flying -= ts->n;

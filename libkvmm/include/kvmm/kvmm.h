@@ -800,7 +800,7 @@ KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
  * @child:	written on success only; the caller's: kvmm_req_end()
  *
  * The child has the parent's last match, and pins of its own on all that the
- * parent has pinned, but for blobs that it has mapped: no copy, and the parent
+ * parent has pinned, but for blobs that it has mapped or committed: no copy, and the parent
  * may end first. For each tail it gets a frame of its own, to which the daemon
  * copies the tail once every member has completed @after. Meanwhile the parent
  * may write on, behind what @after wrote, fork again, publish the tail, free it,
@@ -811,7 +811,7 @@ KVMM_API int kvmm_trim(struct kvmm_req *rq, unsigned int n, uint64_t after);
  * %KVMM_OP_FORK has one result a tail, in the order of @tail: the new frame, and
  * 0 (it is the child's OPEN frame with the tail's bytes) or what went wrong: it
  * is the child's OPEN frame all the same, with undefined bytes, to be computed
- * again or freed. After -ENOTCONN bytes may still be copied to it: do not use it.
+ * again or freed. After -ENOTCONN or -EPROTO bytes may still be copied to it: do not use it.
  * Before the completion nobody may use it.
  * Return: tails that are being copied; 0: there were none, and no completion
  * comes. -EAGAIN (not enough frames: recorded and asked for as by kvmm_alloc();
