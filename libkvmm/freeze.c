@@ -263,14 +263,22 @@ static bool hit_ok(struct kvmm_att *a, const struct kvmm_hit *h)
 {
 	const struct desc *d = &a->sp->desc;
 	struct kvmm_view *v;
+	unsigned int cls;
 
 	if (h->state > KVMM_SKIP || h->group >= d->ngroups ||
 	    (h->node >= KVMM_MAX_NODES && h->node != KVMM_NODE_NONE))
 		return false;
 	if (h->state != KVMM_HIT)
 		return true;
-	v = kvmm_att_view(a, d->group[h->group].class_ix, h->node);
-	return h->frame && (!v || kvmm_view_mapped(v, h->frame));
+	cls = d->group[h->group].class_ix;
+	if (!h->frame || h->node >= KVMM_MAX_NODES)
+		return false;
+	v = kvmm_att_view(a, cls, h->node);
+	if (v)
+		return kvmm_view_mapped(v, h->frame);
+	/* no window of ours; one that waits to be opened again maps nothing */
+	return !atomic_load_explicit(&a->sp->open[cls][h->node],
+				     memory_order_relaxed);
 }
 
 static bool hits_ok(struct kvmm_att *a, const struct kvmm_hit *hits, uint32_t n)
