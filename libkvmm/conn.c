@@ -613,17 +613,26 @@ out_end:
  * and other threads may have been anywhere when it was forked. So only the
  * descriptors go.
  */
+static void close_bells(struct kvmm_era *e)
+{
+	close_fd(&e->doorbell);
+	close_fd(&e->notify);
+}
+
 static void close_in_child(struct kvmm *k)
 {
-	struct kvmm_era *e = kvmm_era_now(k);
+	struct kvmm_era *e;
 
 	close_fd(&k->sock);
 	close_fd(&k->epfd);
 	close_fd(&k->wake);
-	if (e) {
-		close_fd(&e->doorbell);
-		close_fd(&e->notify);
-	}
+	/* seq_cst: nobody else is here */
+	for (e = kvmm_era_now(k); e; e = atomic_load(&e->older))
+		close_bells(e);
+	for (e = k->word_eras; e; e = e->next_out)
+		close_bells(e);
+	if (k->next)
+		close_bells(k->next);
 }
 
 void kvmm_close(struct kvmm *k)
