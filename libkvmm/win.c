@@ -396,6 +396,13 @@ static int win_again(struct kvmm_win *w, uint64_t done, uint64_t deadline)
 			"the stride was %zu bytes and is %u now: close the window",
 			w->stride, stride);
 	}
+	if (v->blind != !w->base) {
+		win_bye(a, v->no, deadline);
+		view_forget(v);
+		return kvmm_fail(-EPROTO,
+			"this member mapped %s here before: close the window",
+			w->base ? "memory" : "nothing");
+	}
 	w->extent_bytes = v->table->extent_bytes;
 	w->fpe = v->fpe;
 	n = kvmm_win_apply(w, v, deadline);

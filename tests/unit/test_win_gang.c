@@ -200,6 +200,19 @@ static void find_the_next(void)
 	}
 }
 
+/* A daemon that is wrong: what had no address would be mapped at one of ours. */
+static void a_window_that_mapped_nothing_does_not_begin_to(void **state)
+{
+	f.win_flags = WIRE_WINDOW_BLIND;
+	assert_int_equal(win_open(), 0);
+	assert_null(kvmm_win_base(win, 0));
+	f.win_flags = 0;
+	find_the_next();
+	assert_int_equal(kvmm_win_sync(win, 0), -EPROTO);
+	assert_non_null(strstr(kvmm_error(k), "nothing"));
+	kvmm_win_close(win);
+}
+
 static void a_gang_is_found_again_with_the_next_daemon(void **state)
 {
 	void *base;
@@ -236,6 +249,7 @@ int main(void)
 		T(a_blind_member_sets_its_bits_and_maps_nothing),
 		T(another_world_is_refused_before_it_is_asked_for),
 		T(a_part_that_is_not_in_the_extent_is_refused),
+		T(a_window_that_mapped_nothing_does_not_begin_to),
 		T(a_gang_is_found_again_with_the_next_daemon),
 		T(a_node_that_is_no_gang_any_more_ends_the_window),
 	};
