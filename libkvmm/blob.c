@@ -197,12 +197,12 @@ static int begin_frames(struct kvmm_req *rq, struct kvmm_blob *b,
 {
 	int err;
 
-	err = kvmm_frames_alloc(rq, cls, node, b->n, b->frame);
+	/* the view that they are of: the window may be closed and opened again */
+	err = kvmm_frames_alloc(rq, cls, node, b->n, b->frame, &b->view);
 	if (err)
 		return err;
 	/* so that as many as possible lie one behind the other */
 	qsort(b->frame, b->n, sizeof(*b->frame), by_number);
-	b->view = kvmm_req_view(rq, cls, node);
 	if (b->n > 1 && b->view->table->stride != b->view->page_bytes)
 		err = kvmm_fail(-EINVAL,
 			"a stride of %u bytes for pages of %u",
@@ -265,7 +265,7 @@ static int begin(struct kvmm_req *rq, unsigned int group, unsigned int node,
 	cls = rq->sp->desc.group[group].class_ix;
 	if (is_known(rq, b, cls, node))
 		err = kvmm_fail(-EEXIST, "there is a blob of this key");
-	else if (getrandom(b->id, sizeof(b->id), 0) != sizeof(b->id))
+	else if (getrandom(b->id, sizeof(b->id), GRND_NONBLOCK) != sizeof(b->id))
 		err = kvmm_fail(-EAGAIN, "no random bytes");
 	else
 		err = begin_frames(rq, b, cls, node);
@@ -442,20 +442,28 @@ static void write_head(struct kvmm_blob *b)
 static void fill_pubs(struct kvmm_blob *b, struct kvmm_job *op,
 		      struct ring_pub *pub, uint32_t n, uint32_t cost_us)
 {
+	uint32_t chunks = blob_chunks(b->len, b->view->page_bytes);
 	uint32_t i, chunk;
 
 	for (i = 0; i < n; i++) {
+		bool bound;
+
 		chunk = n - 1 - i;
+		/* also a head that goes alone: see commit() */
+		bound = chunk + 1 < chunks;
 		pub[i] = (struct ring_pub){
 			.frame	= b->frame[chunk],
 			.cost_us = cost_us,
 			.group	= b->group,
-			.flags	= i ? RING_PUB_BOUND : 0,
+			.flags	= bound ? RING_PUB_BOUND : 0,
 			.after	= b->after,
 		};
 		kvmm_blob_key(b, chunk, pub[i].key);
-		memcpy(pub[i].parent, i ? pub[i - 1].key : b->parent,
-		       sizeof(pub[i].parent));
+		if (bound)
+			kvmm_blob_key(b, chunk + 1, pub[i].parent);
+		else
+			memcpy(pub[i].parent, b->parent,
+			       sizeof(pub[i].parent));
 		op->page[i] = (struct kvmm_op_page){
 			.frame	= b->frame[chunk],
 			.page	= chunk,
@@ -587,6 +595,11 @@ static int commit(struct kvmm_req *rq, struct kvmm_blob *b, uint64_t len,
 	b->n = n;
 	write_head(b);
 	b->n = was_n;
+	/*
+	 * Only the head's key is wanted then. Where the mode has changed by the
+	 * time the daemon reads it, a head alone would be a blob that nobody can
+	 * read: it is bound to a chunk that is not there, and refused.
+	 */
 	if (atomic_load_explicit(&rq->att->era->hdr->space[rq->att->ix].mode,
 				 memory_order_relaxed) == KVMM_MODE_OBSERVE)
 		n = 1;

@@ -145,7 +145,7 @@ static int refuse(struct kvmm_view *v, uint32_t n, uint32_t at, uint32_t with)
 	 */
 	atomic_store(&v->att->era->k->hungry, true);
 	refill(v, n);
-	return -EAGAIN;
+	return kvmm_fail(-EAGAIN, "%u frames wanted, fewer are in hand", n);
 }
 
 /* 0, or -EAGAIN with the want recorded. */
@@ -322,12 +322,14 @@ static int alloc_view(struct kvmm_req *rq, unsigned int cls, unsigned int node,
 	struct kvmm_view *v;
 
 	if (!kvmm_req_bind(rq))
-		return -EAGAIN;		/* no daemon since it was opened */
+		return kvmm_fail(-EAGAIN,
+			"no daemon, or its windows are not opened again yet, since the request was opened");
 	v = kvmm_req_view(rq, cls, node);
 	if (!v && cls < KVMM_MAX_CLASSES && node < KVMM_MAX_NODES &&
 	    atomic_load_explicit(&rq->sp->open[cls][node],
 				 memory_order_relaxed))
-		return -EAGAIN;		/* win_sync has to open it again */
+		return kvmm_fail(-EAGAIN,
+			"the window waits for kvmm_win_sync() to open it again");
 	if (!v)
 		return kvmm_fail(-EINVAL,
 				 "no window is open on class %u at node %u",
@@ -341,7 +343,8 @@ static int alloc_view(struct kvmm_req *rq, unsigned int cls, unsigned int node,
 }
 
 static int alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
-		 uint32_t n, kvmm_frame_t *frames) __must_hold(&rq->lock)
+		 uint32_t n, kvmm_frame_t *frames, struct kvmm_view **view)
+	__must_hold(&rq->lock)
 {
 	struct kvmm_view *v;
 	struct kvmm_own *o;
@@ -367,13 +370,14 @@ static int alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
 		return err;
 	for (i = 0; i < n; i++)
 		kvmm_own_add_open(o, frames[i]);
+	*view = v;
 	return 0;
 }
 
 int kvmm_frames_alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
-		      uint32_t n, uint32_t *frames)
+		      uint32_t n, uint32_t *frames, struct kvmm_view **view)
 {
-	int err = alloc(rq, cls, node, n, frames);
+	int err = alloc(rq, cls, node, n, frames, view);
 
 	stat_add(rq->k, allocs, 1);
 	if (err == -EAGAIN)
@@ -385,6 +389,7 @@ int kvmm_alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 	       unsigned int n, kvmm_frame_t *frames, unsigned int flags)
 {
 	struct kvmm *k = rq->k;
+	struct kvmm_view *v;
 	int err;
 
 	if (!kvmm_enter(k))
@@ -394,7 +399,7 @@ int kvmm_alloc(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 		return kvmm_fail(-EINVAL, "unknown flags 0x%x", flags);
 	}
 	kvmm_lock(&rq->lock);
-	err = kvmm_frames_alloc(rq, cls, node, n, frames);
+	err = kvmm_frames_alloc(rq, cls, node, n, frames, &v);
 	kvmm_unlock(&rq->lock);
 	kvmm_exit(k);
 	return err;

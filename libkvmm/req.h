@@ -303,9 +303,10 @@ void kvmm_view_want(struct kvmm_view *v, uint32_t n);
 bool kvmm_view_fed(struct kvmm_view *v);
 /* Frames in this process's hands. */
 uint32_t kvmm_view_count(struct kvmm_view *v);
-/* As kvmm_alloc(). */
+/* As kvmm_alloc(); @view: where they are of, the request's until its end. */
 int kvmm_frames_alloc(struct kvmm_req *rq, unsigned int cls, unsigned int node,
-		      uint32_t n, uint32_t *frames) __must_hold(&rq->lock);
+		      uint32_t n, uint32_t *frames, struct kvmm_view **view)
+	__must_hold(&rq->lock);
 /* Address of a frame; NULL: its extent is not mapped, or the window closed. */
 uint8_t *kvmm_frame_addr(const struct kvmm_view *v, uint32_t frame);
 

@@ -508,6 +508,8 @@ static void modes_are_kept(void **state)
 	p = committed(bytes(3), &sqe);
 	assert_int_equal(sqe.n, 1);
 	assert_memory_equal(p[0].key, key.b, 32);
+	/* alone it is no blob: where the mode changes meanwhile it is refused */
+	assert_true(p[0].flags & RING_PUB_BOUND);
 	fk_answer(&f, &sqe, 0, &res, 1);
 	told(0, 0);
 	assert_int_equal(free_frames(), 8);
