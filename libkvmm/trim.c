@@ -212,6 +212,10 @@ int kvmm_free(struct kvmm_req *rq, unsigned int cls, kvmm_node_t node,
 	if (late)
 		trimmed_defer(late, after);
 	kvmm_exit(k);
+	if (!v && n)
+		return kvmm_fail(-EINVAL,
+				 "no window is open on class %u at node %u",
+				 cls, node);
 	if (i < n)
 		return kvmm_fail(-EINVAL,
 			"frames[%u] is neither an OPEN frame nor a pinned page of this request; those before it are given back",

@@ -96,7 +96,10 @@ static void all_or_nothing(void **state)
 	kvmm_frame_t fr[8] = { 9, 9 };
 
 	fk_give(&f, 0, 70, 3);
+	kvmm_node_find(c.k, "no such node");
 	assert_int_equal(alloc(4, fr), -EAGAIN);
+	/* not of what went wrong before */
+	assert_non_null(strstr(kvmm_error(c.k), "4 frames wanted"));
 	assert_int_equal(fr[0], 9);
 	assert_int_equal(f.win[0].w->mag_head, 0);
 	assert_int_equal(alloc(3, fr), 0);
@@ -199,7 +202,9 @@ static void only_own_open_frames_can_be_freed(void **state)
 	assert_int_equal(kvmm_free(c.rq, 0, 0, fr + 1, 1, 0), -EINVAL);
 	bad[0] = bad[1] = UINT32_MAX;
 	assert_int_equal(kvmm_free(c.rq, 0, 0, bad, 1, 0), -EINVAL);
+	assert_non_null(strstr(kvmm_error(c.k), "neither"));
 	assert_int_equal(kvmm_free(c.rq, 3, 0, bad, 1, 0), -EINVAL);
+	assert_non_null(strstr(kvmm_error(c.k), "no window"));
 	assert_int_equal(kvmm_free(c.rq, 0, 0, bad, 0, 0), 0);
 	kvmm_req_end(other, KVMM_ENDED, 0);
 }
