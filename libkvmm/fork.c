@@ -60,7 +60,7 @@ void kvmm_fork_result(struct kvmm_job *op, const struct kvmm_op_part *part,
 
 /* -- what may be wrong ---------------------------------------------------------------- */
 
-static int check_era(const struct kvmm_req *rq)
+static int check_era(const struct kvmm_req *rq) __must_hold(&rq->lock)
 {
 	int err = kvmm_req_alive(rq);
 
