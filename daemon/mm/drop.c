@@ -31,12 +31,16 @@ typedef bool tree_fn(struct page *pg, struct mm_node *nd, void *arg);
 
 /*
  * Does the walk go on to @pg, a child? If it is bound to its parent; @nd NULL:
- * everywhere, else where it has a copy.
+ * everywhere, else where it has a copy. What is BAD has been condemned before,
+ * and all below it, since nothing is ever published under it: a chain that is
+ * pinned, and reported page by page from its leaf, is walked once, not each time.
  */
 static bool tree_takes(const struct page *pg, const struct mm_node *nd)
 {
-	return page_bound(pg) &&
-	       (!nd || pg->copy[nd->ix].state != COPY_NONE);
+	if (!page_bound(pg))
+		return false;
+	return nd ? pg->copy[nd->ix].state != COPY_NONE :
+		    !(pg->flags & PAGE_BAD);
 }
 
 /* The first child at or behind @l that the walk goes to. */
@@ -157,18 +161,22 @@ static void page_zombie(struct page *pg, struct mm_node *nd)
 		list_move(&page_pool(pg, nd)->dirty, &c->link);
 }
 
-static bool condemn_one(struct page *pg, struct mm_node *unused, void *root)
+/* Counts itself in @arg unless it is the root of all, for which that is NULL. */
+static bool condemn_one(struct page *pg, struct mm_node *unused, void *arg)
 {
 	struct mm *mm = pg->space->mm;
+	uint64_t *below = arg;
 	unsigned int i;
 
 	page_set_bad(pg);
+	if (below)
+		++*below;
 	for (i = 0; i < mm->nr_nodes; i++) {
 		struct mm_node *nd = &mm->node[i];
 
 		if (page_copy(pg, nd)->state == COPY_NONE)
 			continue;
-		if (copy_end(pg, nd) && pg != root)
+		if (copy_end(pg, nd) && below)
 			nd->c.pgdrop_orphan++;
 	}
 	/* now that what lay below is gone or doomed, the rest is dirty */
@@ -178,18 +186,23 @@ static bool condemn_one(struct page *pg, struct mm_node *unused, void *root)
 	return true;
 }
 
-/* @pg is nowhere, or as good as: its descendants go everywhere. */
-static void condemn_children(struct page *pg)
+/*
+ * @pg is nowhere, or as good as: its descendants go everywhere. Returns how many
+ * there were.
+ */
+static uint64_t condemn_children(struct page *pg)
 {
 	struct list *l, *next;
+	uint64_t below = 0;
 
 	for (l = pg->children.next; l != &pg->children; l = next) {
 		struct page *child = list_entry(l, struct page, sibling);
 
 		next = l->next;
-		if (page_bound(child))
-			tree_walk(child, NULL, condemn_one, NULL);
+		if (tree_takes(child, NULL))
+			tree_walk(child, NULL, condemn_one, &below);
 	}
+	return below;
 }
 
 static void page_gone(struct page *pg)
@@ -200,10 +213,12 @@ static void page_gone(struct page *pg)
 	page_put(pg);
 }
 
-void page_drop_all(struct page *pg)
+uint64_t page_drop_all(struct page *pg)
 {
-	condemn_children(pg);
-	condemn_one(pg, NULL, pg);
+	uint64_t below = condemn_children(pg);
+
+	condemn_one(pg, NULL, NULL);
+	return below + 1;
 }
 
 void page_drop_breach(struct page *pg, struct mm_node *nd)

@@ -346,9 +346,11 @@ int mm_asked(struct mm_space *sp, const struct ring_sqe *sqe,
  * @verdict:	KVMM_BAD; RING_UNDO: not counted, needs the right to publish
  *
  * Of a blob all of it goes, whichever page is named.
+ *
+ * Return: how many pages were dropped, which is the time that it took.
  */
-void mm_report(struct mm_client *c, struct mm_space *sp,
-	       const struct ring_key *key, uint64_t verdict);
+uint64_t mm_report(struct mm_client *c, struct mm_space *sp,
+		   const struct ring_key *key, uint64_t verdict);
 
 /** mm_handover_put() - the client's completion head passed this frame */
 void mm_handover_put(struct mm_win *w, uint32_t frame);

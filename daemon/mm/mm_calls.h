@@ -278,8 +278,11 @@ void page_drop_copy(struct page *pg, struct mm_node *nd);
 void wreck_note(const struct page *pg);
 /* Drop some of what is not; true: there is more. */
 bool wrecks_run(struct mm *mm);
-/* Drop everywhere, descendants below too; keeps pinned frames (not found). */
-void page_drop_all(struct page *pg);
+/*
+ * Drop everywhere, descendants below too; keeps pinned frames (not found).
+ * Returns of how many pages.
+ */
+uint64_t page_drop_all(struct page *pg);
 uint64_t fetch_run(struct mm *mm, uint64_t now_ns);
 void fetch_frames_came(struct mm_pool *p);
 /*

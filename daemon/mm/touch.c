@@ -133,22 +133,22 @@ static struct page *whole(struct page *pg)
 	return pg;
 }
 
-void mm_report(struct mm_client *c, struct mm_space *sp,
-	       const struct ring_key *key, uint64_t verdict)
+uint64_t mm_report(struct mm_client *c, struct mm_space *sp,
+		   const struct ring_key *key, uint64_t verdict)
 {
 	struct page *pg;
 	uint64_t k[4];
 
 	if (verdict != KVMM_BAD &&
 	    (verdict != RING_UNDO || c->o.rights != KVMM_RW))
-		return;
+		return 0;
 	if (key->group >= sp->desc.ngroups)
-		return;
+		return 0;
 	memcpy(k, key->key, sizeof(k));
 	pg = page_find(sp, key->group, k);
 	if (!pg)
-		return;
+		return 0;
 	if (verdict == KVMM_BAD)
 		count_report(pg);
-	page_drop_all(whole(pg));
+	return page_drop_all(whole(pg));
 }

@@ -534,13 +534,14 @@ static void do_free(struct session *ss, const struct ring_sqe *e)
 			     "freed a frame that it does not own");
 }
 
-static void do_report(struct session *ss, const struct ring_sqe *e)
+static uint64_t do_report(struct session *ss, const struct ring_sqe *e)
 {
 	struct mm_space *sp = mm_space_get(ss->server->mm, e->space);
 
-	if (sp && mm_space_attached(sp, ss->mc))
-		mm_report(ss->mc, sp, (const void *)ss->server->scratch,
-			  e->arg);
+	if (!sp || !mm_space_attached(sp, ss->mc))
+		return 0;
+	return mm_report(ss->mc, sp, (const void *)ss->server->scratch,
+			 e->arg);
 }
 
 /* A detach is no lie, so a space that is gone gets no answer. */
@@ -561,19 +562,25 @@ static void do_end(struct session *ss, const struct ring_sqe *e)
 		mm_touch(w, e);
 }
 
-/* One entry, which is the daemon's own copy. */
-static void ring_take(struct session *ss, const struct ring_sqe *e)
+/*
+ * One entry, which is the daemon's own copy. Returns what it cost, in pages, that
+ * entry_pages() could not know: a report names one page, and takes what hangs
+ * on it.
+ */
+static uint64_t ring_take(struct session *ss, const struct ring_sqe *e)
 {
+	uint64_t pages = 0;
+
 	if (e->op >= RING_NR_OPS) {
 		session_doom(ss, REJECT_SQE_OP, "operation %u does not exist",
 			     e->op);
-		return;
+		return 0;
 	}
 	if (!array_copy(ss, e)) {
 		session_doom(ss, REJECT_SQE_ARRAY,
 			     "operation %u: %u elements at %u + %u do not lie in the arena",
 			     e->op, entry_elems(e), e->arena_pos, e->arena_len);
-		return;
+		return 0;
 	}
 	if (e->op != RING_NOP)
 		ss->server->dirty = true;
@@ -598,7 +605,7 @@ static void ring_take(struct session *ss, const struct ring_sqe *e)
 		mm_cancel(ss->mc, e->arg);
 		break;
 	case RING_REPORT:
-		do_report(ss, e);
+		pages = do_report(ss, e);
 		break;
 	case RING_FORK:
 		do_fork(ss, e);
@@ -606,6 +613,7 @@ static void ring_take(struct session *ss, const struct ring_sqe *e)
 	case RING_NR_OPS:
 		break;
 	}
+	return pages;
 }
 
 /* The client's memory is read here and nowhere else. */
@@ -647,7 +655,7 @@ unsigned int ring_poll(struct session *ss)
 			break;
 		entry_copy(&e, &r->sq[r->sq_head++ & (LEDGER_SQ_ENTRIES - 1)]);
 		pages += entry_pages(ss, &e);
-		ring_take(ss, &e);
+		pages += ring_take(ss, &e);
 	}
 	r->submissions += done;
 	/* release: the client may write there again once it sees these */

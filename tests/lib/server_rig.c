@@ -20,6 +20,11 @@
 
 int srig_open(struct server_rig *r, const char *more)
 {
+	return srig_open_sized(r, "8MiB", more);
+}
+
+int srig_open_sized(struct server_rig *r, const char *size, const char *more)
+{
 	char text[4096], path[64];
 	struct server_opts o = { .cfg = &r->cfg, .config_path = "" };
 	struct errmsg e = { "" };
@@ -36,9 +41,9 @@ int srig_open(struct server_rig *r, const char *more)
 		 " \"mode\": \"on\"}, {\"path\": \"%s/ro.sock\","
 		 " \"tenant\": \"demo\", \"rights\": \"ro\", \"mode\": \"on\"}],"
 		 "\"nodes\": [{\"name\": \"dram0\", \"kind\": \"host\","
-		 " \"size\": \"8MiB\", \"size_max\": \"8MiB\","
+		 " \"size\": \"%s\", \"size_max\": \"%s\","
 		 " \"extent\": \"256KiB\"}], \"log_level\": \"err\"%s%s}",
-		 path, path, path, path, more ? ", " : "", more ? more : "");
+		 path, path, path, path, size, size, more ? ", " : "", more ? more : "");
 	err = config_parse("rig", text, strlen(text), &r->cfg, &e);
 	if (!err)
 		err = config_resolve(&r->cfg, 1u << 30, 1u << 30, &e);

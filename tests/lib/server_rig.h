@@ -33,6 +33,8 @@ struct server_rig {
  * Return: 0 or -errno with a line on stderr.
  */
 int srig_open(struct server_rig *r, const char *more);
+/** srig_open_sized() - the same with a node of memory of @size, as "64MiB" */
+int srig_open_sized(struct server_rig *r, const char *size, const char *more);
 void srig_close(struct server_rig *r);
 
 /** srig_pump() - some rounds without sleeping */

@@ -523,6 +523,29 @@ static void a_reported_page_is_found_nowhere_and_its_reader_keeps_it(void **stat
 	rig_check(r);
 }
 
+/*
+ * Each report finds those below the page pinned, and BAD already: to look at them
+ * all once more, page by page of a long chain, would hold everybody up.
+ */
+static void reports_of_a_pinned_chain_look_at_each_page_once(void **state)
+{
+	struct ring_key key = { .group = RIG_FULL };
+	struct rig_opts o = { .dram_bytes = 1280 * 4096, .no_nvme = true };
+	uint32_t i, n = 1000;
+
+	start(&o);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, n), n);
+	for (i = 0; i < n; i++)
+		rig_pin(r, RIG_FULL, frame_of(RIG_FULL, 1, i), 1);
+	for (i = n; i-- > 0; ) {
+		rig_key(1, i, key.key);
+		assert_int_equal(mm_report(r->c, r->sp, &key, RING_UNDO), 1);
+	}
+	assert_int_equal(dram()->isolate_pinned, n);
+	assert_int_equal(r->sp->nr_pages, n);
+	rig_check(r);
+}
+
 static void a_touch_of_what_the_frame_no_longer_holds_is_ignored(void **state)
 {
 	struct ring_sqe sqe = { .op = RING_END, .n = 3 };
@@ -780,6 +803,7 @@ int main(void)
 		T(extents_busy_with_io_are_emptied_where_there_is_no_other),
 		T(a_space_may_end_while_its_extent_is_emptied),
 		T(a_reported_page_is_found_nowhere_and_its_reader_keeps_it),
+		T(reports_of_a_pinned_chain_look_at_each_page_once),
 		T(a_touch_of_what_the_frame_no_longer_holds_is_ignored),
 		T(the_laws_hold_whatever_happens),
 	};

@@ -111,6 +111,32 @@ static void publish(struct raw_client *c, struct ring_pub *pub, uint32_t n,
 	rc_submit(c, &e, pub, n * sizeof(*pub));
 }
 
+/* A chain of @n pages, in batches; @n is a multiple of their size. */
+static void publish_chain(struct raw_client *c, uint32_t n)
+{
+	static struct ring_pub pub[256];
+	static struct ring_result res[256];
+	uint32_t frame[256], i, at;
+	struct ring_cqe cqe;
+
+	for (at = 0; at < n; at += 256) {
+		rc_alloc(c, frame, 256);
+		for (i = 0; i < 256; i++) {
+			uint32_t no = at + i + 1, up = no - 1;
+
+			pub[i] = (struct ring_pub){ .frame = frame[i] };
+			memcpy(pub[i].key, &no, sizeof(no));
+			memcpy(pub[i].parent, &up, sizeof(up));
+		}
+		publish(c, pub, 256, at);
+		rc_complete(c, &cqe, res, 256);
+		rc_advance(c);
+		assert_int_equal(cqe.n, 256);
+		for (i = 0; i < 256; i++)
+			assert_int_equal(res[i].result, 0);
+	}
+}
+
 static void a_published_page_is_sealed_in_its_frame(void **state)
 {
 	struct ring_result res[1];
@@ -612,6 +638,30 @@ static void submit_nops(unsigned int n)
 	while (n--)
 		rc_submit(&cl, &e, NULL, 0);
 }
+/* It names one page, but drops a whole chain: the others are for the next round. */
+static void a_report_costs_what_it_drops(void **state)
+{
+	struct ring_key key = { 0 };
+	struct ring_sqe e = {
+		.op = RING_REPORT, .n = 1, .arg = KVMM_BAD,
+	};
+	uint32_t i, root = 1;
+
+	assert_int_equal(srig_open_sized(&rig, "48MiB", "\"spin_us\": 0"), 0);
+	assert_int_equal(rc_connect(&rig, 0, &cl), 0);
+	rc_hello(&cl);
+	rc_attach(&cl);
+	rc_win_open(&cl, KVMM_RW);
+	publish_chain(&cl, 33 * 256);
+	e.win = cl.win;
+	e.space = (uint16_t)cl.space;
+	memcpy(key.key, &root, sizeof(root));
+	for (i = 0; i < 4; i++)
+		rc_submit(&cl, &e, &key, sizeof(key));
+	assert_int_equal(ring_poll(session()), 1);
+	assert_int_equal(ring_poll(session()), 3);
+}
+
 
 /* Else its last ends would be of a space that got the number after it. */
 static void what_was_posted_before_a_detach_is_taken_before_it(void **state)
@@ -910,6 +960,8 @@ int main(void)
 		WIN_TEST(an_end_names_what_was_asked_for),
 		WIN_TEST(a_key_of_no_group_is_cut_off),
 		WIN_TEST(ends_of_long_chains_share_a_round),
+		cmocka_unit_test_teardown(a_report_costs_what_it_drops,
+					  teardown),
 		TEST(what_was_posted_before_a_detach_is_taken_before_it),
 		WIN_TEST(closing_takes_no_more_than_a_round_at_once),
 		WIN_TEST(leaving_what_is_not_there_takes_nothing),
