@@ -89,6 +89,22 @@ static uint64_t hash_of(const struct mm_space *sp, uint16_t group,
 	return key_mix(key, sp->mm->seed[0], sp->mm->seed[1], group);
 }
 
+/*
+ * BAD pages, which nobody looks for, lie anywhere: by key, a client that
+ * publishes, pins and reports the same one over and over would make one chain
+ * of them, and every look-up of that key walk it.
+ */
+static uint64_t hash_of_page(const struct page *pg)
+{
+	uint64_t key[4];
+
+	if (!(pg->flags & PAGE_BAD))
+		return hash_of(pg->space, pg->group, pg->key);
+	memcpy(key, pg->key, sizeof(key));
+	key[0] ^= (uintptr_t)pg;
+	return hash_of(pg->space, pg->group, key);
+}
+
 static struct page_chain *hash_chain(const struct mm_space *sp, uint64_t h)
 {
 	return &sp->hash[h & (sp->hash_size - 1)];
@@ -102,7 +118,7 @@ static uint64_t hash_bit(uint64_t h)
 
 static void hash_add(struct page *pg)
 {
-	uint64_t h = hash_of(pg->space, pg->group, pg->key);
+	uint64_t h = hash_of_page(pg);
 	struct page_chain *chain = hash_chain(pg->space, h);
 
 	pg->hnext = chain->first;
@@ -136,7 +152,7 @@ static bool hash_grow(struct mm_space *sp)
 
 static void hash_del(struct page *pg)
 {
-	uint64_t h = hash_of(pg->space, pg->group, pg->key);
+	uint64_t h = hash_of_page(pg);
 	struct page_chain *chain = hash_chain(pg->space, h);
 	struct page **pp = &chain->first;
 
@@ -312,8 +328,10 @@ void page_set_bad(struct page *pg)
 		if (mm->node[i].mem && pg->copy[i].state == COPY_READY)
 			index_clear(pg->space, pg, i);
 	index_clear(pg->space, pg, INDEX_NODE_BELOW);
+	hash_del(pg);
 	pg->flags |= PAGE_BAD;
 	pg->flags &= ~PAGE_ORPHAN;
+	hash_add(pg);
 }
 
 /* -- copies ---------------------------------------------------------------- */

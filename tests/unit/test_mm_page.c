@@ -222,6 +222,40 @@ static void publisher_waits_for_a_load_of_the_page(void **state)
 
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
+static uint32_t longest_chain(void)
+{
+	uint32_t longest = 0;
+	uint64_t i;
+
+	for (i = 0; i < a->space->hash_size; i++) {
+		const struct page *pg = a->space->hash[i].first;
+		uint32_t n = 0;
+
+		for (; pg; pg = pg->hnext)
+			n++;
+		longest = max(longest, n);
+	}
+	return longest;
+}
+
+/* Published, pinned and reported again and again: look-ups of it stay short. */
+static void bad_pages_of_one_key_do_not_share_a_chain(void **state)
+{
+	struct ring_key key = { 0 };
+	uint32_t i, n = 100;
+
+	mr_key(key.key, 1, 0);
+	for (i = 0; i < n; i++) {
+		mr_put(a, 1, 0, 1);
+		mr_pin(a, mr_page(a, 1, 0)->copy[0].frame, 1);
+		mm_report(a->mc, a->space, &key, RING_UNDO);
+		assert_null(mr_page(a, 1, 0));
+	}
+	assert_int_equal(a->space->nr_pages, n);
+	assert_true(longest_chain() < n / 5);
+	mr_check(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -232,6 +266,7 @@ int main(void)
 		T(loading_shows_as_pending),
 		T(publisher_of_a_page_below_becomes_its_copy_here),
 		T(publisher_waits_for_a_load_of_the_page),
+		T(bad_pages_of_one_key_do_not_share_a_chain),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
