@@ -161,7 +161,7 @@ static bool evac_frame(struct mm_pool *p, uint32_t f)
 		return copy_drop_clean(pg, nd);
 	if (lo && node_takes(lo) &&
 	    !(page_copy(pg, nd)->flags & COPY_WFAIL)) {
-		if (node_pauses(lo))
+		if (pool_pauses(p, lo))
 			return false;
 		n = page_writeback(pg, nd, NODE_PRIO_WRITEBACK);
 		if (n > 0)

@@ -154,7 +154,7 @@ struct mm_node {
 	uint64_t	slot_list_bytes;
 	uint64_t	wb_bytes;	/* block: being written to it */
 	uint32_t	wb_ios;
-	uint64_t	wb_after_ns;	/* it refused one: none before that */
+	uint64_t	wb_after_ns;	/* it refused a gang's: none before that */
 	struct evac	*evac;		/* memory: at most one at a time */
 	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
 };

@@ -290,7 +290,7 @@ static unsigned int scan_write(struct scan *s, struct mm_pool *p)
 	enum node_prio prio = NODE_PRIO_WRITEBACK;
 	unsigned int i, begun = 0;
 
-	if (s->lo && node_pauses(s->lo))
+	if (s->lo && pool_pauses(p, s->lo))
 		return 0;
 	for (i = 0; i < s->nr_dirty; i++) {
 		int n = page_writeback(s->dirty[i], p->nd, prio);
@@ -328,7 +328,7 @@ static uint64_t pool_avail(const struct mm_pool *p)
 /*
  * The node that dirty pages are written to, NULL: they may be forgotten. That is
  * so, too, when somebody has waited for half the time that an allocation may
- * wait and the node below has all it can swallow.
+ * wait and the node below has all it can swallow, or refuses what it is given.
  */
 static struct mm_node *scan_lower(struct mm_pool *p)
 {
@@ -341,7 +341,8 @@ static struct mm_node *scan_lower(struct mm_pool *p)
 		p->squeezed_ns = mm->now_ns;
 	if (!lo || !node_takes(lo))
 		return NULL;
-	if (p->squeezed_ns && pool_full_of_writes(p, lo) &&
+	if (p->squeezed_ns &&
+	    (pool_full_of_writes(p, lo) || pool_pauses(p, lo)) &&
 	    mm->now_ns - p->squeezed_ns >= mm->o.direct_reclaim_ns / 2)
 		return NULL;
 	return lo;

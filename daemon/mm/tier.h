@@ -123,8 +123,8 @@ bool wback_over(const struct copy *c);
 void wback_free(struct copy *c);
 /* Does the node below take pages now? */
 bool node_takes(const struct mm_node *lo);
-/* It has just refused a page that had been gathered for it: not now. */
-bool node_pauses(const struct mm_node *lo);
+/* It has just refused a page that had been gathered for it: none of @p now. */
+bool pool_pauses(const struct mm_pool *p, const struct mm_node *lo);
 /* Is enough under way, to the node below or from this pool? */
 bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo);
 uint64_t writeback_run(struct mm *mm, uint64_t now);

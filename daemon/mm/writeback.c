@@ -18,7 +18,8 @@
  * Gangs. A page of a gang is gathered into a buffer by a worker, and written from
  * there: the copy is WRITING all along. What the node refuses then fails like a
  * write that it took. The page is as dirty as before, so that it would be gathered
- * again at once: nothing is begun in the background for a moment.
+ * again at once: no page of a gang is for a moment, in the background. A plain
+ * pool goes on, since it is told of a refusal before it has done anything.
  *
  * Breaches. A writer keeps its mapping after it has published. Where it gave a
  * checksum (KVMM_PUB_CRC) that of the bytes that went down is compared with it
@@ -111,9 +112,9 @@ bool node_takes(const struct mm_node *lo)
 	return !lo->mm->stopping && node_writable(lo->node);
 }
 
-bool node_pauses(const struct mm_node *lo)
+bool pool_pauses(const struct mm_pool *p, const struct mm_node *lo)
 {
-	return lo->mm->now_ns < lo->wb_after_ns;
+	return p->shape && lo->mm->now_ns < lo->wb_after_ns;
 }
 
 bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo)
@@ -457,13 +458,14 @@ static void gather_done(struct work *w)
 	int err = -ECANCELED;
 
 	if (!wb->to->mm->stopping &&
-	    !(page_copy(wb->pg, wb->to)->flags & COPY_DOOMED))
+	    !(page_copy(wb->pg, wb->to)->flags & COPY_DOOMED)) {
 		err = wback_submit(wb);
-	if (!err)
-		return;
+		if (!err)
+			return;
+		wb->to->wb_after_ns = now_ns() + WB_PAUSE_NS;
+	}
 	/* -EIO would be the medium's word on these bytes; it has not seen them */
 	wb->io.result = err == -EIO ? -EAGAIN : err;
-	wb->to->wb_after_ns = now_ns() + WB_PAUSE_NS;
 	wback_end(wb);
 }
 
@@ -647,10 +649,11 @@ uint64_t writeback_run(struct mm *mm, uint64_t now)
 		struct mm_node *nd = &mm->node[i], *lo = node_lower(nd);
 		struct mm_pool *p;
 
-		if (!lo || !node_takes(lo) || node_pauses(lo))
+		if (!lo || !node_takes(lo))
 			continue;
 		list_for_each_entry(p, &nd->pools, node_link)
-			if (!pool_full_of_writes(p, lo))
+			if (!pool_pauses(p, lo) &&
+			    !pool_full_of_writes(p, lo))
 				begun += pool_clean(p, lo);
 	}
 	return begun ? now : UINT64_MAX;

@@ -344,6 +344,51 @@ static void what_the_node_refuses_is_not_gathered_over_and_over(void **state)
 	rig_check(r);
 }
 
+/* A page went while it was gathered: the node was never asked. */
+static void what_went_while_it_was_gathered_was_not_refused(void **state)
+{
+	struct ring_key key = { .group = RIG_FULL };
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 1), 1);
+	assert_int_equal(write_down(1, 0), 1);
+	rig_key(1, 0, key.key);
+	mm_report(r->c, r->sp, &key, KVMM_BAD);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgdemote_fail, 1);
+	assert_int_equal(r->mm->node[RIG_NVME].wb_after_ns, 0);
+}
+
+/* It hears of a refusal at once, and gathers nothing for it. */
+static void a_plain_pool_writes_while_a_gang_pauses(void **state)
+{
+	struct rig_opts o = { .far_bytes = 128 * PAGE };
+	struct reclaim_control rc = { .want = 4, .max_scan = 64 };
+
+	rig_stop(r);
+	start(&o);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 1), 1);
+	assert_int_equal(rig_publish_far(r, 2, 0), 0);
+	r->mm->node[RIG_NVME].wb_after_ns = now_ns() + 60 * NSEC_PER_SEC;
+	pool_reclaim(pool(), &rc);
+	assert_int_equal(rig_state(r, RIG_FULL, 1, 0, RIG_NVME), COPY_NONE);
+	pool_reclaim(rig_pool(r, RIG_FULL, RIG_FAR), &rc);
+	assert_int_equal(rig_state(r, RIG_FULL, 2, 0, RIG_NVME), COPY_WRITING);
+	rig_settle(r, 1000);
+	rig_check(r);
+}
+
+/* What is refused for good is forgotten as with a plain pool, only later. */
+static void a_gang_whose_writes_are_refused_forgets(void **state)
+{
+	uint32_t c;
+
+	r->blk->refuse[NODE_WRITE] = -EAGAIN;
+	for (c = 1; c <= 300; c++)
+		assert_int_equal(rig_publish(r, RIG_FULL, c, 0), 0);
+	assert_true(rig_count(r, RIG_DRAM)->pgdrop_gone > 100);
+	rig_check(r);
+}
+
 static void a_report_while_gathering_ends_the_write(void **state)
 {
 	struct ring_key key = { .group = RIG_FULL };
@@ -880,6 +925,9 @@ int main(void)
 		T(a_publish_overtakes_a_late_read),
 		T(what_the_node_refuses_after_the_gathering_is_a_failed_write),
 		T(what_the_node_refuses_is_not_gathered_over_and_over),
+		T(what_went_while_it_was_gathered_was_not_refused),
+		T(a_plain_pool_writes_while_a_gang_pauses),
+		T(a_gang_whose_writes_are_refused_forgets),
 		T(a_report_while_gathering_ends_the_write),
 		T(the_end_waits_for_what_is_gathered_and_scattered),
 		T(loads_wait_for_buffers_and_come_in_time),
