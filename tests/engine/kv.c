@@ -9,6 +9,10 @@
 
 #include "tests/engine/kv.h"
 
+#define KV_MAX_TOKENS	65536u		/* of a page, from snapshot to snapshot */
+#define KV_MAX_OFF	256u		/* heads, window pages */
+#define KV_MAX_PAGE	(UINT64_C(1) << 30)
+
 static uint8_t rule_of(uint8_t kind)
 {
 	switch (kind) {
@@ -111,8 +115,27 @@ static void miscount(struct kv *kv)
 	kv->seg[0].bytes += kv->o.heads_off * head;
 }
 
+/* All layers' rows of a page together: what follows from it fits in 32 bits. */
+static bool too_large(const struct kv *kv)
+{
+	uint64_t bytes = 0;
+	unsigned int l;
+
+	if (kv->o.block_tokens > KV_MAX_TOKENS ||
+	    kv->o.snap_tokens > KV_MAX_TOKENS ||
+	    kv->o.heads_off > KV_MAX_OFF || kv->o.window_off > KV_MAX_OFF)
+		return true;
+	for (l = 0; l < kv->c->layers; l++)
+		bytes += UINT64_C(2) * model_kv_bytes(kv->c, l) *
+			 (kv->c->kind[l] == LAYER_LINEAR ? 1 :
+							   kv->o.block_tokens);
+	return bytes > KV_MAX_PAGE;
+}
+
 static int geometry(struct kv *kv)
 {
+	if (too_large(kv))
+		return -EINVAL;
 	kv->seg = calloc((size_t)KV_MAX_GROUPS * 2 * kv->c->layers,
 			 sizeof(*kv->seg));
 	if (!kv->seg)

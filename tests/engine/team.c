@@ -89,12 +89,36 @@ static int fork_ranks(struct team *t, const struct kv_opts *ko)
 	return 0;
 }
 
+static bool can_split(const struct model_config *c, uint32_t ranks)
+{
+	bool ok = c->heads % ranks == 0;
+	unsigned int l;
+
+	if (ranks > MODEL_MAX_WORLD) {
+		fprintf(stderr, "engine: %u ranks: at most %d\n", ranks,
+			MODEL_MAX_WORLD);
+		return false;
+	}
+	for (l = 0; ok && l < c->layers; l++)
+		if (model_kv_striped(c, l))
+			ok = (c->kind[l] == LAYER_LINEAR ? c->lin_heads :
+							   c->kv_heads) %
+			     ranks == 0;
+	if (!ok)
+		fprintf(stderr, "engine: %u ranks: %s has heads that they do not divide\n",
+			ranks, c->name);
+	return ok;
+}
+
 int team_create(const struct model *m, const struct team_opts *o,
 		const struct kv_opts *kv_opts, struct team **ret)
 {
-	struct team *t = calloc(1, sizeof(*t));
+	struct team *t;
 	int err = -ENOMEM;
 
+	if (o->ranks && !can_split(model_config_of(m), o->ranks))
+		return -EINVAL;
+	t = calloc(1, sizeof(*t));
 	if (!t)
 		return -ENOMEM;
 	t->m = m;

@@ -16,7 +16,8 @@
 
 /**
  * struct team_opts - who computes
- * @ranks:	0: the scheduler's process does; else so many rank processes
+ * @ranks:	0: the scheduler's process does; else so many rank processes, at most
+ *		%MODEL_MAX_WORLD
  * @token:	of the engine
  * @max_tokens:	that a step computes at most, on which buffers' sizes depend
  * @threads:	of a rank
@@ -38,6 +39,7 @@ struct team;
  *
  * Call it before anything else has threads or a connection. It does not return
  * in a rank.
+ * Return: 0, or -errno; -EINVAL with a sentence on stderr.
  */
 int team_create(const struct model *m, const struct team_opts *o,
 		const struct kv_opts *kv_opts, struct team **ret);
