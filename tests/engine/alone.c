@@ -7,6 +7,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/list.h"
 #include "tests/engine/alone.h"
+#include "tests/engine/request.h"
 
 struct job {
 	struct list	link;
@@ -105,7 +106,7 @@ int alone_submit(struct alone *a, const struct sched_req *r)
 {
 	uint32_t n = r->nsamples ? r->nsamples : 1, i;
 
-	if (!r->ntok || !r->max_tokens)
+	if (request_wrong(r, model_config_of(a->m)->vocab))
 		return -EINVAL;
 	for (i = 0; i < n; i++) {
 		struct job *j = malloc(sizeof(*j) + r->ntok * sizeof(*j->tok));

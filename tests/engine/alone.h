@@ -26,6 +26,7 @@ int alone_create(const struct model *m, const struct alone_prompt *p,
 		 void (*done)(void *arg, const struct sched_done *d), void *arg,
 		 struct alone **ret);
 void alone_destroy(struct alone *a);
+/** alone_submit() - 0, -EINVAL (request_wrong()), -ENOMEM */
 int alone_submit(struct alone *a, const struct sched_req *r);
 /** alone_run() - a sample, start to end; 1, 0 (there was none) or -errno */
 int alone_run(struct alone *a);

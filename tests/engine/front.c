@@ -9,10 +9,12 @@
 
 #include "ipc/base/rand.h"
 #include "tests/engine/front.h"
+#include "tests/engine/request.h"
 #include "tests/lib/trace.h"
 
 #define AHEAD		32u	/* requests of a trace that wait at once */
 #define WAIT_US		200
+#define MAX_PAGE	4096u	/* tokens that a page of a trace becomes */
 
 static int run_once(const struct serve_ops *ops, void *arg)
 {
@@ -114,11 +116,28 @@ static int trace(struct front_opts o, const struct serve_ops *ops, void *arg,
 	return err;
 }
 
+/* What the command line asks for that nobody could answer. */
+static const char *wrong(const struct front_opts *o)
+{
+	if (!o->max_tokens || o->max_tokens > REQUEST_MAX_TOKENS)
+		return "--generate: from 1 to 1048576";
+	if (o->prompt && !*o->prompt)
+		return "--prompt: the prompt is empty";
+	if (o->page_tokens > MAX_PAGE)
+		return "--page-tokens: from 1 to 4096";
+	return NULL;
+}
+
 int front_run(const struct front_opts *o, const struct serve_ops *ops,
 	      void *arg, uint32_t vocab)
 {
+	const char *why = wrong(o);
 	int err;
 
+	if (why) {
+		fprintf(stderr, "engine: %s\n", why);
+		return -EINVAL;
+	}
 	serve_ready();
 	if (o->prompt)
 		return prompt(o, ops, arg, vocab);

@@ -7,11 +7,11 @@
 
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
+#include "tests/engine/request.h"
 #include "tests/engine/seq.h"
 
 #define MAX_SEQS	8
 #define MAX_TOKENS	128
-#define MAX_SAMPLES	16u
 #define PATIENT_NS	(5 * NSEC_PER_MSEC)	/* for frames, before preempting */
 #define HOPELESS_NS	(30 * NSEC_PER_SEC)	/* with nobody left to preempt */
 
@@ -75,14 +75,10 @@ bool sched_idle(const struct sched *s)
 int sched_submit(struct sched *s, const struct sched_req *r)
 {
 	struct sched_req q = *r;
-	uint32_t vocab = model_config_of(s->m)->vocab, i;
 	struct seq *seq;
 
-	if (!r->ntok || !r->max_tokens || r->nsamples > MAX_SAMPLES)
+	if (request_wrong(r, model_config_of(s->m)->vocab))
 		return -EINVAL;
-	for (i = 0; i < r->ntok; i++)
-		if (r->tok[i] >= vocab)
-			return -EINVAL;
 	if (!q.nsamples)
 		q.nsamples = 1;
 	seq = seq_create(s, &q, 0);
@@ -226,8 +222,9 @@ bool seq_answer(struct seq *q, const float *logits)
 	q->digest = logits_digest(q->digest, logits, vocab);
 	if (!q->first_ns)
 		q->first_ns = now_ns();
-	seq_push(q, sample(logits, vocab, q->r.temperature,
-			   q->r.seed + q->sample, q->ntok));
+	q->tok[q->ntok] = sample(logits, vocab, q->r.temperature,
+				 q->r.seed + q->sample, q->ntok);
+	q->ntok++;
 	if (q->ntok - q->nprompt < q->r.max_tokens)
 		return false;
 	if (q->children || q->nfork) {

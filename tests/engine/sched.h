@@ -115,7 +115,7 @@ int sched_create(const struct model *m, struct kv *kv, struct team *team,
 		 struct sched **ret);
 void sched_destroy(struct sched *s);
 
-/** sched_submit() - 0, -EINVAL, -ENOMEM */
+/** sched_submit() - 0, -EINVAL (request_wrong()), -ENOMEM */
 int sched_submit(struct sched *s, const struct sched_req *r);
 
 /**

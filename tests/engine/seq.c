@@ -22,8 +22,8 @@ struct seq *seq_create(struct sched *s, const struct sched_req *r,
 	q->r = *r;
 	q->r.tok = NULL;
 	q->sample = sample;
-	q->cap = r->ntok + r->max_tokens + 1;
-	q->tok = malloc(q->cap * sizeof(*q->tok));
+	/* room for all that it will ever have; the sum fits (request_wrong()) */
+	q->tok = malloc(((size_t)r->ntok + r->max_tokens) * sizeof(*q->tok));
 	if (!q->tok) {
 		free(q);
 		return NULL;
@@ -50,14 +50,6 @@ void seq_free(struct seq *q)
 	free(q->logits);
 	free(q->tok);
 	free(q);
-}
-
-int seq_push(struct seq *q, uint32_t tok)
-{
-	if (q->ntok == q->cap)
-		return -ENOSPC;
-	q->tok[q->ntok++] = tok;
-	return 0;
 }
 
 int seq_room(struct seq *q, unsigned int g, uint32_t n)

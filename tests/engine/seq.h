@@ -33,7 +33,8 @@ struct seq_group {
  * struct seq - a sequence
  * @rq:		NULL while WAITING
  * @epoch:	of the daemon that @rq's frames are of
- * @tok:	prompt and what was generated; @ntok of them
+ * @tok:	prompt and what was generated; @ntok of them, at most max_tokens more
+ *		than @nprompt
  * @ndone:	tokens whose KV is there
  * @launched:	tokens of the step under way
  * @nhit_told:	units the match found, not told to the ranks yet
@@ -55,7 +56,7 @@ struct seq {
 	struct sched_req r;
 	uint32_t	sample;
 	uint32_t	*tok;
-	uint32_t	ntok, nprompt, cap;
+	uint32_t	ntok, nprompt;
 	uint32_t	ndone, launched;
 	struct seq_group g[KV_MAX_GROUPS];
 	uint32_t	nhit_told;
@@ -111,8 +112,6 @@ struct sched {
 struct seq *seq_create(struct sched *s, const struct sched_req *r,
 		       uint32_t sample);
 void seq_free(struct seq *q);
-/* One token more. */
-int seq_push(struct seq *q, uint32_t tok);
 /* Keys of group @g for its first @n pages; tokens must be there. */
 int seq_keys(struct seq *q, unsigned int g, uint32_t n);
 /* Room for @n entries in @g's table. */

@@ -11,6 +11,7 @@
 #include <jansson.h>
 
 #include "ipc/base/clock.h"
+#include "tests/engine/request.h"
 #include "tests/engine/serve.h"
 
 #define MAX_LINE	(1u << 20)
@@ -32,21 +33,24 @@ void serve_ready(void)
 	say(json_pack("{s:s}", "event", "ready"));
 }
 
-static void say_error(const char *why)
+/* Of the request @o, if it is about one and that says which it is. */
+static void say_error(const char *why, const json_t *o)
 {
-	say(json_pack("{s:s, s:s}", "event", "error", "why", why));
-}
+	const json_t *id = json_object_get(o, "id");
+	char words[256];
+	json_t *e;
+	size_t i;
 
-int text_tokens(const char *text, uint32_t vocab, uint32_t **tok)
-{
-	size_t n = strlen(text), i;
-
-	*tok = malloc((n ? n : 1) * sizeof(**tok));
-	if (!*tok)
-		return -ENOMEM;
-	for (i = 0; i < n; i++)
-		(*tok)[i] = (uint8_t)text[i] % vocab;
-	return (int)n;
+	/* some of them are a stranger's, and cut off: perhaps not UTF-8 any more */
+	snprintf(words, sizeof(words), "%s", why);
+	for (i = 0; words[i]; i++)
+		if (words[i] < ' ' || words[i] > '~')
+			words[i] = '?';
+	e = json_pack("{s:s, s:s}", "event", "error", "why", words);
+	if (json_is_integer(id))
+		json_object_set_new(e, "id",
+				    json_integer(json_integer_value(id)));
+	say(e);
 }
 
 /* ---- answers ------------------------------------------------------------------ */
@@ -133,86 +137,35 @@ void serve_stats(const struct sched_stats *st, const struct kv *kv)
 
 /* ---- requests ------------------------------------------------------------------- */
 
-static int tokens_in(const json_t *o, uint32_t vocab, uint32_t **tok)
-{
-	const json_t *a = json_object_get(o, "tokens");
-	const char *text = json_string_value(json_object_get(o, "text"));
-	size_t n, i;
-
-	if (text)
-		return text_tokens(text, vocab, tok);
-	n = json_array_size(a);
-	*tok = malloc((n ? n : 1) * sizeof(**tok));
-	if (!*tok)
-		return -ENOMEM;
-	for (i = 0; i < n; i++) {
-		json_int_t t = json_integer_value(json_array_get(a, i));
-
-		if (t < 0 || t >= vocab) {
-			free(*tok);
-			return -EINVAL;
-		}
-		(*tok)[i] = (uint32_t)t;
-	}
-	return (int)n;
-}
-
-static uint64_t number(const json_t *o, const char *name, uint64_t dflt)
-{
-	const json_t *v = json_object_get(o, name);
-
-	return json_is_integer(v) && json_integer_value(v) >= 0 ?
-	       (uint64_t)json_integer_value(v) : dflt;
-}
-
-static int how_of(const json_t *o)
-{
-	const char *how = json_string_value(json_object_get(o, "how"));
-
-	if (!how)
-		return KVMM_UNKNOWN;
-	return strcmp(how, "ended") ? KVMM_CONTINUES : KVMM_ENDED;
-}
-
 static void take_request(const struct serve_ops *ops, void *arg,
 			 const json_t *o, uint32_t vocab)
 {
-	struct sched_req r = {
-		.id		= number(o, "id", 0),
-		.max_tokens	= (uint32_t)number(o, "max_tokens", 16),
-		.nsamples	= (uint32_t)number(o, "n", 1),
-		.temperature	= (float)json_number_value(
-					json_object_get(o, "temperature")),
-		.seed		= number(o, "seed", 0),
-		.session	= number(o, "session", 0),
-		.how		= how_of(o),
-	};
-	uint32_t *tok = NULL;
-	int n = tokens_in(o, vocab, &tok), err;
+	struct sched_req r;
+	char why[128];
+	uint32_t *tok;
+	int err = request_read(o, vocab, &r, &tok, why, sizeof(why));
 
-	if (n < 0) {
-		say_error("tokens: an array of numbers below the vocabulary");
+	if (err) {
+		say_error(why, o);
 		return;
 	}
-	r.tok = tok;
-	r.ntok = (uint32_t)n;
 	err = ops->submit(arg, &r);
 	if (err)
-		say_error(strerror(-err));
+		say_error(strerror(-err), o);
 	free(tok);
 }
 
 /* Return: false: it is over. */
 static bool take_line(const struct serve_ops *ops, void *arg, const char *line,
-		      uint32_t vocab)
+		      size_t len, uint32_t vocab)
 {
 	json_error_t e;
-	json_t *o = json_loads(line, 0, &e);
+	json_t *o = json_loadb(line, len, 0, &e);
 	const char *cmd, *how;
 	bool go_on = true;
 
 	if (!json_is_object(o)) {
-		say_error(o ? "not an object" : e.text);
+		say_error(o ? "not an object" : e.text, NULL);
 		json_decref(o);
 		return true;
 	}
@@ -223,7 +176,7 @@ static bool take_line(const struct serve_ops *ops, void *arg, const char *line,
 	else if (!strcmp(cmd, "quit"))
 		go_on = false;
 	else if (ops->cmd(arg, cmd, how))
-		say_error("no such command");
+		say_error("no such command", o);
 	json_decref(o);
 	return go_on;
 }
@@ -241,24 +194,25 @@ struct input {
 static bool take_input(const struct serve_ops *ops, void *arg, int in,
 		       struct input *i, uint32_t vocab)
 {
-	ssize_t n = read(in, i->buf + i->len, MAX_LINE - 1 - i->len);
+	ssize_t n = read(in, i->buf + i->len, MAX_LINE - i->len);
 	bool go_on = true;
 	char *nl;
 
 	if (n <= 0) {
 		i->open = n < 0 && (errno == EAGAIN || errno == EINTR);
-		return true;
+		/* the last line may lack its end */
+		return i->open || !i->len ||
+		       take_line(ops, arg, i->buf, i->len, vocab);
 	}
 	i->len += (size_t)n;
-	i->buf[i->len] = '\0';
 	while (go_on && (nl = memchr(i->buf, '\n', i->len))) {
-		*nl = '\0';
-		go_on = take_line(ops, arg, i->buf, vocab);
+		go_on = take_line(ops, arg, i->buf, (size_t)(nl - i->buf),
+				  vocab);
 		i->len -= (size_t)(nl + 1 - i->buf);
-		memmove(i->buf, nl + 1, i->len + 1);
+		memmove(i->buf, nl + 1, i->len);
 	}
-	if (i->len == MAX_LINE - 1) {
-		say_error("line too long");
+	if (i->len == MAX_LINE) {
+		say_error("line too long", NULL);
 		i->len = 0;
 	}
 	return go_on;

@@ -7,9 +7,10 @@
  * {"cmd": "preempt", "how": "swap" | "recompute"}, {"cmd": "stats"},
  * {"cmd": "quit"}.
  * Answers: {"event": "ready"}, {"event": "done", ...} for each sample,
- * {"event": "stats", ...}, {"event": "error", "why": "..."}.
+ * {"event": "stats", ...}, {"event": "error", "why": "..."}, with the "id" of the
+ * request that it is about.
  *
- * A text's bytes are its tokens.
+ * A text's bytes are its tokens. A field that nobody knows is an error.
  */
 #ifndef KVMM_TESTS_ENGINE_SERVE_H
 #define KVMM_TESTS_ENGINE_SERVE_H
@@ -46,8 +47,5 @@ void serve_done(const struct sched_done *d, bool text);
 
 /** serve_stats() - write what happened; @kv may be NULL */
 void serve_stats(const struct sched_stats *st, const struct kv *kv);
-
-/** text_tokens() - a text's bytes as tokens of @vocab; the caller frees *@tok */
-int text_tokens(const char *text, uint32_t vocab, uint32_t **tok);
 
 #endif

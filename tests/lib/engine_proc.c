@@ -18,6 +18,7 @@
 
 #include "ipc/base/clock.h"
 #include "tests/engine/alone.h"
+#include "tests/engine/request.h"
 #include "tests/engine/serve.h"
 #include "tests/lib/engine_proc.h"
 #include "tests/lib/proc.h"
@@ -113,7 +114,8 @@ static bool try_reap(struct ep *e, int flags)
 static void close_all(struct ep *e)
 {
 	if (e->buf || e->cap || e->err) {
-		close(e->in);
+		if (e->in >= 0)
+			close(e->in);
 		close(e->out);
 		close(e->err);
 	}
@@ -212,11 +214,11 @@ static json_t *event(struct ep *e, const char *name, unsigned int ms)
 		o = json_loads(s, 0, NULL);
 		free(s);
 		got = json_string_value(json_object_get(o, "event"));
+		if (got && !strcmp(got, name))
+			return o;
 		if (got && !strcmp(got, "error"))
 			t_fail(__FILE__, __LINE__, "the engine says: %s",
 			       json_string_value(json_object_get(o, "why")));
-		if (got && !strcmp(got, name))
-			return o;
 		json_decref(o);
 	}
 }
@@ -259,22 +261,40 @@ bool ep_try_start(struct ep *e, char *why, size_t len, const char *socket, ...)
 	return false;
 }
 
-static void send_json(struct ep *e, json_t *o)
+static void send_bytes(struct ep *e, const char *s, size_t n)
 {
-	char *s = json_dumps(o, JSON_COMPACT);
-	size_t n, at = 0;
+	size_t at = 0;
 	ssize_t did;
 
-	json_decref(o);
-	T_CHECK(s);
-	n = strlen(s);
-	s[n++] = '\n';			/* in place of its end */
 	while (at < n) {
 		did = write(e->in, s + at, n - at);
 		if (did <= 0)
 			break;		/* it is gone: answers will not come */
 		at += (size_t)did;
 	}
+}
+
+void ep_say(struct ep *e, const char *bytes)
+{
+	send_bytes(e, bytes, strlen(bytes));
+}
+
+void ep_hang_up(struct ep *e)
+{
+	close(e->in);
+	e->in = -1;
+}
+
+static void send_json(struct ep *e, json_t *o)
+{
+	char *s = json_dumps(o, JSON_COMPACT);
+	size_t n;
+
+	json_decref(o);
+	T_CHECK(s);
+	n = strlen(s);
+	s[n++] = '\n';			/* in place of its end */
+	send_bytes(e, s, n);
 	free(s);
 }
 
@@ -352,6 +372,19 @@ void ep_answers(struct ep *e, struct ep_answer *a, unsigned int n)
 		t_fail(__FILE__, __LINE__, "answer %u of %u did not come: %s",
 		       i + 1, n, words);
 	}
+}
+
+int64_t ep_complaint(struct ep *e, char *why, size_t len)
+{
+	json_t *o = event(e, "error", EP_WAIT_MS);
+	const json_t *id = json_object_get(o, "id");
+	int64_t nr = json_is_integer(id) ? json_integer_value(id) : -1;
+	const char *words = json_string_value(json_object_get(o, "why"));
+
+	T_CHECK(words, "it does not complain");
+	snprintf(why, len, "%s", words);
+	json_decref(o);
+	return nr;
 }
 
 uint64_t ep_stat(struct ep *e, const char *name)

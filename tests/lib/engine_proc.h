@@ -73,6 +73,14 @@ void ep_ask(struct ep *e, const struct ep_req *r);
 /** ep_cmd() - "preempt" and so on; @how may be NULL */
 void ep_cmd(struct ep *e, const char *cmd, const char *how);
 
+/** ep_say() - write these bytes to it, as they are */
+void ep_say(struct ep *e, const char *bytes);
+/** ep_complaint() - the sentence of its next error event, and of which request
+ * it is; -1: it does not say */
+int64_t ep_complaint(struct ep *e, char *why, size_t len);
+/** ep_hang_up() - the end of its input */
+void ep_hang_up(struct ep *e);
+
 /** ep_answers() - wait for @n of them, in whatever order */
 void ep_answers(struct ep *e, struct ep_answer *a, unsigned int n);
 /** ep_try_answer() - false: none within @ms, or the engine has ended */
