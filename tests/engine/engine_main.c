@@ -36,7 +36,7 @@ enum {
 	OPT_SOCKET = 256, OPT_NODE, OPT_BLOCK, OPT_SNAP, OPT_SALT, OPT_REVISION,
 	OPT_DTYPE, OPT_LAYOUT, OPT_HEADS_OFF, OPT_WINDOW_OFF, OPT_MUST_JOIN, OPT_RESERVE,
 	OPT_RANKS, OPT_WORLD, OPT_THREADS, OPT_PIDS, OPT_SEQS, OPT_BUDGET,
-	OPT_PREEMPT, OPT_EVERY, OPT_NO_MATCH, OPT_GUARD, OPT_EAGER, OPT_FETCH, OPT_ALL, OPT_ORACLE,
+	OPT_PREEMPT, OPT_EVERY, OPT_NO_MATCH, OPT_GUARD, OPT_EAGER, OPT_PATIENCE, OPT_FETCH, OPT_ALL, OPT_ORACLE,
 	OPT_BLOB, OPT_CHECKPOINT, OPT_CHECKPOINT_EVERY,
 	OPT_PROMPT, OPT_TRACE, OPT_LIMIT, OPT_SLICE, OPT_PAGE, OPT_GENERATE, OPT_TEXT, OPT_SEED, OPT_WEIGHTS,
 };
@@ -70,6 +70,7 @@ static const struct argp_option options[] = {
 	{ "preempt", OPT_PREEMPT, "recompute|swap", 0, "" },
 	{ "preempt-every", OPT_EVERY, "STEPS", 0, "somebody gives way" },
 	{ "eager", OPT_EAGER, 0, 0, "admit what may not fit beside what runs" },
+	{ "patience-ms", OPT_PATIENCE, "MS", 0, "for frames nobody gives; 30000" },
 	{ "no-match", OPT_NO_MATCH, 0, 0, "compute all" },
 	{ "guard", OPT_GUARD, 0, 0, "map hits read-only" },
 	{ "fetch-all", OPT_ALL, 0, 0, "also where computing is faster" },
@@ -130,6 +131,7 @@ static error_t parse(int key, char *arg, struct argp_state *st)
 	case OPT_NO_MATCH:	a->sched.no_match = true; break;
 	case OPT_EAGER:		a->sched.eager = true; break;
 	case OPT_GUARD:		a->sched.guard = true; break;
+	case OPT_PATIENCE:	a->sched.patience_ms = num(st, arg); break;
 	case OPT_FETCH:		a->sched.fetch_ms = num(st, arg); break;
 	case OPT_ALL:		a->sched.fetch_all = true; break;
 	case OPT_ORACLE:	a->oracle = true; break;

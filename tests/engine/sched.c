@@ -13,7 +13,7 @@
 #define MAX_SEQS	8
 #define MAX_TOKENS	128
 #define PATIENT_NS	(5 * NSEC_PER_MSEC)	/* for frames, before preempting */
-#define HOPELESS_NS	(30 * NSEC_PER_SEC)	/* with nobody left to preempt */
+#define PATIENCE_MS	30000
 
 int sched_create(const struct model *m, struct kv *kv, struct team *team,
 		 const struct sched_opts *o,
@@ -33,6 +33,8 @@ int sched_create(const struct model *m, struct kv *kv, struct team *team,
 	s->o.max_seqs = min(s->o.max_seqs, PLAN_MAX_SEQS / 2);
 	if (!s->o.max_tokens)
 		s->o.max_tokens = MAX_TOKENS;
+	if (!s->o.patience_ms)
+		s->o.patience_ms = PATIENCE_MS;
 	s->done = done;
 	s->arg = arg;
 	list_init(&s->waiting);
@@ -163,8 +165,7 @@ static void preempt(struct seq *q, enum preempt how)
 
 static bool may_preempt(const struct seq *q)
 {
-	return q->state == SEQ_RUNNING && !q->launched && !q->nfork &&
-	       !q->children;
+	return q->state == SEQ_RUNNING && !q->launched && !q->children;
 }
 
 /* The one admitted last, but not @but. */
@@ -188,6 +189,28 @@ void sched_preempt(struct sched *s, enum preempt how)
 
 /* ---- answers --------------------------------------------------------------------- */
 
+static bool complete(const struct seq *q)
+{
+	return q->ntok - q->nprompt >= q->r.max_tokens;
+}
+
+/* A sample that never became a sequence of its own. */
+void seq_refuse(const struct seq *q, uint32_t sample, int err)
+{
+	struct sched *s = q->s;
+	struct sched_done d = {
+		.id		= q->r.id,
+		.sample		= sample,
+		.err		= err,
+		.tok		= q->tok + q->nprompt,
+		.prompt		= q->nprompt,
+		.total_ns	= now_ns() - q->arrive_ns,
+	};
+
+	s->done(s->arg, &d);
+}
+
+/* The samples that still wait for its prompt end with it. */
 static void finish(struct seq *q, int err)
 {
 	struct sched *s = q->s;
@@ -209,6 +232,8 @@ static void finish(struct seq *q, int err)
 	};
 
 	s->done(s->arg, &d);
+	for (; q->nfork; q->nfork--)
+		seq_refuse(q, q->r.nsamples - q->nfork, err);
 	if (q->state != SEQ_WAITING)
 		s->nrunning--;
 	seq_drop(q, q->r.how);
@@ -225,7 +250,7 @@ bool seq_answer(struct seq *q, const float *logits)
 	q->tok[q->ntok] = sample(logits, vocab, q->r.temperature,
 				 q->r.seed + q->sample, q->ntok);
 	q->ntok++;
-	if (q->ntok - q->nprompt < q->r.max_tokens)
+	if (!complete(q))
 		return false;
 	if (q->children || q->nfork) {
 		/* complete, but its samples need what it holds */
@@ -233,11 +258,6 @@ bool seq_answer(struct seq *q, const float *logits)
 	}
 	finish(q, 0);
 	return true;
-}
-
-static bool complete(const struct seq *q)
-{
-	return q->ntok - q->nprompt >= q->r.max_tokens;
 }
 
 /* The prompt is computed, and there are more samples of it to begin. */
@@ -252,6 +272,7 @@ static void begin_samples(struct seq *q, const float *logits)
 	}
 	memcpy(q->logits, logits, bytes);
 	q->state = SEQ_FORKING;
+	q->since_ns = 0;
 	seq_answer(q, logits);
 }
 
@@ -281,13 +302,16 @@ static bool may_admit(struct sched *s)
 	return true;
 }
 
+/* Return: 0, why no more begin for now, or -EOWNERDEAD. */
 static int admit(struct sched *s)
 {
 	struct seq *q, *next;
 	int err;
 
-	if (list_empty(&s->waiting) || !may_admit(s))
+	if (list_empty(&s->waiting))
 		return 0;
+	if (!may_admit(s))
+		return -ENOTCONN;
 	list_for_each_entry_safe(q, next, &s->waiting, link) {
 		if (s->nrunning >= s->o.max_seqs)
 			return 0;
@@ -297,7 +321,7 @@ static int admit(struct sched *s)
 		if (err == -EAGAIN || err == -ENOTCONN || err == -ESTALE) {
 			seq_drop(q, KVMM_UNKNOWN);
 			q->state = SEQ_WAITING;
-			return 0;
+			return err;
 		}
 		if (err) {
 			q->state = SEQ_WAITING;
@@ -308,6 +332,22 @@ static int admit(struct sched *s)
 		s->nrunning++;
 	}
 	return 0;
+}
+
+/* Nothing runs and nothing begins: no daemon, no slot. For how long? */
+static void nothing_begins(struct sched *s, int why)
+{
+	struct seq *q = list_first(&s->waiting, struct seq, link);
+	uint64_t now = now_ns();
+
+	if (!q || !list_empty(&s->running)) {
+		s->stuck_ns = 0;
+		return;
+	}
+	if (!s->stuck_ns)
+		s->stuck_ns = now;
+	if (now - s->stuck_ns > s->o.patience_ms * NSEC_PER_MSEC)
+		finish(q, why);
 }
 
 /* ---- a step ------------------------------------------------------------------------- */
@@ -335,7 +375,8 @@ static bool starved(struct seq *q)
 		preempt(q, PREEMPT_SWAP);
 		return true;
 	}
-	if (now - q->since_ns > HOPELESS_NS && may_preempt(q)) {
+	if (now - q->since_ns > s->o.patience_ms * NSEC_PER_MSEC &&
+	    may_preempt(q)) {
 		finish(q, -ENOSPC);
 		return true;
 	}
@@ -403,8 +444,13 @@ restart:
 			finish(q, err);
 			goto restart;
 		}
-		if (!plan_one(q, p, size, n))
-			return;
+		if (!plan_one(q, p, size, n)) {
+			if (p->nseqs)
+				return;
+			/* its tables alone are more than a plan can say */
+			finish(q, -EMSGSIZE);
+			goto restart;
+		}
 		*budget -= n;
 	}
 }
@@ -471,6 +517,7 @@ static void samples(struct sched *s)
 		if (q->nfork || q->children)
 			continue;
 		q->state = SEQ_RUNNING;
+		q->since_ns = 0;
 		if (complete(q))
 			finish(q, 0);
 	}
@@ -491,8 +538,9 @@ int sched_run(struct sched *s)
 		kv_sync(s->kv, s->step);
 	samples(s);
 	err = admit(s);
-	if (err)
+	if (err == -EOWNERDEAD)
 		return err;
+	nothing_begins(s, err);
 	if (list_empty(&s->running))
 		return 0;
 	p = plan_begin(team_buf(s->team, &size), s->step + 1, s->kv->epoch);

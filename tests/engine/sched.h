@@ -36,6 +36,9 @@ enum preempt {
  * @eager:	admit what may not fit beside what runs
  * @no_match:	find nothing: compute all
  * @guard:	map what was hit read-only while it is used
+ * @patience_ms: how long a sequence waits for frames where nobody is left to give
+ *		way, or for somebody to begin with; then it is answered with an error.
+ *		30 s
  * @fetch_ms:	deadline of fetches; 0: the library's own
  * @fetch_all:	bring whatever is somewhere, also where computing is faster
  */
@@ -47,6 +50,7 @@ struct sched_opts {
 	bool		eager;
 	bool		no_match;
 	bool		guard;
+	uint32_t	patience_ms;
 	uint32_t	fetch_ms;
 	bool		fetch_all;
 };

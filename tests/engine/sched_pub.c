@@ -8,9 +8,11 @@
 #include <string.h>
 
 #include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
 #include "tests/engine/seq.h"
 
 #define PUB_ONCE	128u
+#define FORK_NS		NSEC_PER_SEC	/* for tails of samples, then without */
 
 /* ---- publish ------------------------------------------------------------------ */
 
@@ -326,6 +328,19 @@ static int sample_alone(struct seq *q, uint32_t sample)
 	return 0;
 }
 
+/*
+ * What a fork needs may come with the next round. It need not: this sequence
+ * holds its pages meanwhile, and perhaps they are all that there are.
+ */
+static bool patient(struct seq *q)
+{
+	uint64_t now = now_ns();
+
+	if (!q->since_ns)
+		q->since_ns = now;
+	return now - q->since_ns < FORK_NS;
+}
+
 void seq_fork(struct seq *q)
 {
 	uint32_t sample;
@@ -334,10 +349,14 @@ void seq_fork(struct seq *q)
 	while (q->nfork) {
 		sample = q->r.nsamples - q->nfork;
 		err = fork_one(q, sample);
-		if (err == -EAGAIN || err == -EBUSY)
-			return;		/* again in the next round */
-		if (err && sample_alone(q, sample))
+		if ((err == -EAGAIN || err == -EBUSY) && patient(q))
 			return;
+		if (!err)
+			q->since_ns = 0;
+		else
+			err = sample_alone(q, sample);
+		if (err)
+			seq_refuse(q, sample, err);
 		q->nfork--;
 	}
 }

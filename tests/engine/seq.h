@@ -44,7 +44,7 @@ struct seq_group {
  * @nfork:	samples that wait for the prompt (the first sequence of a request)
  * @children:	forks whose copies are not complete
  * @logits:	after the prompt, for the samples
- * @since_ns:	since when it has had no frames
+ * @since_ns:	since when it has had no frames, or its samples no tails
  * @nops:	operations in flight
  */
 struct seq {
@@ -102,6 +102,7 @@ struct sched {
 	void		*arg;
 	struct list	waiting, running;
 	uint32_t	nrunning;
+	uint64_t	stuck_ns;	/* since when nothing runs and nothing begins */
 	uint64_t	step;
 	struct op	op[MAX_OPS];
 	uint64_t	op_seq;
@@ -140,6 +141,8 @@ void fork_done(struct op *op, const struct kvmm_done *d);
 /* sched.c */
 struct op *op_get(struct sched *s, enum op_kind kind, struct seq *q);
 void op_put(struct op *op);
+/* Answer sample @sample of @q's request with @err. */
+void seq_refuse(const struct seq *q, uint32_t sample, int err);
 /* Its first or next token from @logits; true: it is complete and gone. */
 bool seq_answer(struct seq *q, const float *logits);
 
