@@ -335,6 +335,13 @@ void kv_copy(const struct kv *kv, unsigned int g, uint32_t rank, uint32_t from,
 	}
 }
 
+bool kv_mapped(const struct kv *kv, unsigned int g, kvmm_frame_t f)
+{
+	const struct kvmm_win *w = kv->g[g].win;
+
+	return !kvmm_win_base(w, 0) || kvmm_win_ptr(w, 0, f);
+}
+
 int kv_protect(const struct kv *kv, unsigned int g, kvmm_frame_t f, bool ro)
 {
 	const struct kv_group *gr = &kv->g[g];

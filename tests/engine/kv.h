@@ -115,6 +115,9 @@ int kv_sync(struct kv *kv, uint64_t step);
 void kv_copy(const struct kv *kv, unsigned int g, uint32_t rank, uint32_t from,
 	     uint32_t to);
 
+/** kv_mapped() - can this process touch it? True where it maps nothing at all */
+bool kv_mapped(const struct kv *kv, unsigned int g, kvmm_frame_t f);
+
 /** kv_protect() - make this process's mapping of a frame PROT_READ, or not */
 int kv_protect(const struct kv *kv, unsigned int g, kvmm_frame_t f, bool ro);
 

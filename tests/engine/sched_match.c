@@ -136,6 +136,13 @@ static int fetch(struct seq *q, uint32_t first, uint32_t end)
 
 /* ---- fetch ------------------------------------------------------------------------ */
 
+/* It came, and to where it can be touched. */
+static bool usable(const struct seq *q, unsigned int g,
+		   const struct kvmm_result *res)
+{
+	return !res->result && kv_mapped(q->s->kv, g, res->frame);
+}
+
 /* How many units of [@first, @first + @n) have all that they need? */
 static uint32_t fetched_units(const struct seq *q, const struct op *op,
 			      const struct kvmm_done *d)
@@ -149,7 +156,7 @@ static uint32_t fetched_units(const struct seq *q, const struct op *op,
 		if (res + op->n * per > d->res + d->n)
 			return 0;
 		if (q->s->kv->g[g].rule == KVMM_FULL) {
-			for (i = 0; i < got * per && !res[i].result; i++)
+			for (i = 0; i < got * per && usable(q, g, &res[i]); i++)
 				;
 			got = i / per;
 		} else {
@@ -157,7 +164,8 @@ static uint32_t fetched_units(const struct seq *q, const struct op *op,
 			base = pages_of(q, g, op->first);
 			needed(q, g, op->first + op->n, &lo, &hi);
 			for (i = max(lo, base); i < hi; i++)
-				if (res[i - base].result || got < op->n)
+				if (!usable(q, g, &res[i - base]) ||
+				    got < op->n)
 					return 0;
 		}
 		res += op->n * per;
@@ -170,12 +178,14 @@ void fetch_done(struct op *op, const struct kvmm_done *d)
 {
 	struct seq *q = op->q;
 	const struct kvmm_result *res = d->res;
-	uint32_t units, end, lo, hi, b, base;
+	uint32_t units = 0, end, lo, hi, b, base;
 	unsigned int g;
 
 	if (!q || q->state != SEQ_FETCHING)
 		return;
-	units = d->n ? fetched_units(q, op, d) : 0;
+	/* what came may lie in a new extent */
+	if (d->n && !kv_sync(q->s->kv, q->s->step))
+		units = fetched_units(q, op, d);
 	end = op->first + units;
 	for (g = 0; units && g < q->s->kv->ngroups; g++) {
 		base = pages_of(q, g, op->first);
@@ -188,9 +198,10 @@ void fetch_done(struct op *op, const struct kvmm_done *d)
 	if (units) {
 		begin_at(q, end);
 		q->fetched = units * q->s->kv->unit;
-		/* what came may lie in a new extent */
-		kv_sync(q->s->kv, q->s->step);
 	}
+	/* what came behind a gap is of no use */
+	if (units < op->n)
+		kvmm_trim(q->rq, end, 0);
 	q->state = SEQ_RUNNING;
 }
 

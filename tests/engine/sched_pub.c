@@ -138,21 +138,29 @@ static void audit(struct sched *s, unsigned int g, uint32_t mine,
 	}
 }
 
-/* Somebody was first: his page serves us, too, and ours goes back. */
-static void exchange(struct seq *q, unsigned int g, uint32_t page,
+/*
+ * Somebody was first: his page serves us, too, and ours goes back. False: his is
+ * gone again, or lies where we cannot map; ours stays, and stays our own.
+ */
+static bool exchange(struct seq *q, unsigned int g, uint32_t page,
 		     kvmm_frame_t canonical)
 {
 	struct sched *s = q->s;
 	kvmm_frame_t mine;
 
 	if (!canonical)
-		return;
+		return false;
+	if (!kv_mapped(s->kv, g, canonical))
+		kv_sync(s->kv, s->step);
+	if (!kv_mapped(s->kv, g, canonical))
+		return false;
 	mine = q->g[g].table[page];
 	audit(s, g, mine, canonical);
 	if (s->o.guard)
 		kv_protect(s->kv, g, canonical, true);
 	q->g[g].table[page] = canonical;
 	kvmm_free(q->rq, s->kv->g[g].cls, s->kv->node, &mine, 1, s->step);
+	return true;
 }
 
 /* A snapshot is for others: neither ours nor a canonical one is read here. */
@@ -170,13 +178,13 @@ void publish_done(struct op *op, const struct kvmm_done *d)
 {
 	struct seq *q = op->q;
 	uint32_t i;
+	bool mine;
 
 	if (!q)
 		return;
 	for (i = 0; i < d->n && i < op->n; i++) {
 		/* also one that was counted only (mode observe) */
-		if (!op->snap && !d->res[i].frame)
-			q->g[op->group].nprivate++;
+		mine = !d->res[i].frame;
 		switch (d->res[i].result) {
 		case 0:
 			q->s->st.published++;
@@ -185,13 +193,16 @@ void publish_done(struct op *op, const struct kvmm_done *d)
 			q->s->st.exists++;
 			if (op->snap)
 				break;
-			exchange(q, op->group, op->first + i, d->res[i].frame);
+			mine = !exchange(q, op->group, op->first + i,
+					 d->res[i].frame);
 			break;
 		default:
 			q->s->st.refused++;
 		}
 		if (op->snap)
 			let_go(q, op->group, op->snap, &d->res[i]);
+		else if (mine)
+			q->g[op->group].nprivate++;
 	}
 	if (!d->n)
 		q->s->st.refused += op->n;
