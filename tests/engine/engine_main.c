@@ -72,7 +72,7 @@ static const struct argp_option options[] = {
 	{ "eager", OPT_EAGER, 0, 0, "admit what may not fit beside what runs" },
 	{ "patience-ms", OPT_PATIENCE, "MS", 0, "for frames nobody gives; 30000" },
 	{ "no-match", OPT_NO_MATCH, 0, 0, "compute all" },
-	{ "guard", OPT_GUARD, 0, 0, "map hits read-only" },
+	{ "guard", OPT_GUARD, 0, 0, "map hits read-only; not with --ranks" },
 	{ "fetch-all", OPT_ALL, 0, 0, "also where computing is faster" },
 	{ "fetch-ms", OPT_FETCH, "MS", 0, "deadline of fetches; with --blob of saving, too" },
 	{ 0, 0, 0, 0, "What to do", 5 },
@@ -268,6 +268,10 @@ static int run_engine(struct args *a, const struct model *m)
 	struct engine e = { .text = a->text };
 	int err;
 
+	if (a->team.ranks && a->sched.guard) {
+		fprintf(stderr, "engine: --guard: not with --ranks, whose processes write\n");
+		return -EINVAL;
+	}
 	if (a->team.ranks)
 		a->kv.world = a->team.ranks;
 	a->team.max_tokens = a->sched.max_tokens ? a->sched.max_tokens : 128;

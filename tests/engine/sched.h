@@ -35,7 +35,8 @@ enum preempt {
  * @preempt_every: preempt somebody every so many steps, for tests; 0: never
  * @eager:	admit what may not fit beside what runs
  * @no_match:	find nothing: compute all
- * @guard:	map what was hit read-only while it is used
+ * @guard:	map what was hit read-only while it is used; where the scheduler's
+ *		process computes
  * @patience_ms: how long a sequence waits for frames where nobody is left to give
  *		way, or for somebody to begin with; then it is answered with an error.
  *		30 s
@@ -100,12 +101,14 @@ struct sched_done {
 
 /**
  * struct sched_stats - what happened
+ * @guarded:	pages that were made read-only for @guard; @unguarded: that could not be
  * @frames_audited, @frames_differ: -EEXIST: own page compared with the canonical
  */
 struct sched_stats {
 	uint64_t	steps, tokens, requests;
 	uint64_t	hit_pages, fetched_pages, published, exists, refused;
 	uint64_t	preempted, stalls, forks, epochs;
+	uint64_t	guarded, unguarded;
 	uint64_t	frames_audited, frames_differ;
 	uint64_t	step_ns;
 };

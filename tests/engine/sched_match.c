@@ -42,8 +42,7 @@ static void use_page(struct seq *q, unsigned int g, uint32_t page,
 {
 	struct sched *s = q->s;
 
-	if (s->o.guard && kv_protect(s->kv, g, f, true))
-		s->st.refused++;
+	seq_guard(s, g, f);
 	if (seq_linear(q, g))
 		q->restore = f;
 	else

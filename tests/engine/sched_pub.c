@@ -156,8 +156,7 @@ static bool exchange(struct seq *q, unsigned int g, uint32_t page,
 		return false;
 	mine = q->g[g].table[page];
 	audit(s, g, mine, canonical);
-	if (s->o.guard)
-		kv_protect(s->kv, g, canonical, true);
+	seq_guard(s, g, canonical);
 	q->g[g].table[page] = canonical;
 	kvmm_free(q->rq, s->kv->g[g].cls, s->kv->node, &mine, 1, s->step);
 	return true;
@@ -372,6 +371,17 @@ void seq_fork(struct seq *q)
 	}
 }
 
+/* A copied tail is written to; its frame may have been guarded as a hit once. */
+static bool take_tail(struct seq *c, unsigned int g, kvmm_frame_t f)
+{
+	struct seq_group *sg = &c->g[g];
+
+	if (c->s->o.guard && kv_protect(c->s->kv, g, f, false))
+		return false;
+	sg->table[seq_linear(c, g) ? 0 : sg->nb - 1] = f;
+	return true;
+}
+
 void fork_done(struct op *op, const struct kvmm_done *d)
 {
 	struct seq *c = op->q, *q;
@@ -383,16 +393,10 @@ void fork_done(struct op *op, const struct kvmm_done *d)
 	q = c->parent;
 	c->parent = NULL;
 	for (g = 0; ok && g < d->n; g++) {
-		struct seq_group *sg = &c->g[g];
-
 		if (d->res[g].result)
 			ok = false;
-		else if (!d->res[g].frame)
-			continue;
-		else if (seq_linear(c, g))
-			sg->table[0] = d->res[g].frame;
-		else
-			sg->table[sg->nb - 1] = d->res[g].frame;
+		else if (d->res[g].frame)
+			ok = take_tail(c, g, d->res[g].frame);
 	}
 	c->state = SEQ_RUNNING;
 	c->logits = NULL;

@@ -121,6 +121,16 @@ static int take(struct seq *q, unsigned int g, uint32_t n, kvmm_frame_t *f)
 	return err;
 }
 
+void seq_guard(struct sched *s, unsigned int g, kvmm_frame_t f)
+{
+	if (!s->o.guard)
+		return;
+	if (kv_protect(s->kv, g, f, true))
+		s->st.unguarded++;
+	else
+		s->st.guarded++;
+}
+
 static int frames_paged(struct seq *q, unsigned int g, uint32_t n)
 {
 	const uint32_t block = q->s->kv->g[g].block_tokens;

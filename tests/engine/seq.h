@@ -121,6 +121,8 @@ int seq_room(struct seq *q, unsigned int g, uint32_t n);
 int seq_frames(struct seq *q, uint32_t n);
 /* How many of its missing tokens a step may take, of @budget. */
 uint32_t seq_chunk(const struct seq *q, uint32_t budget);
+/* Somebody else's page: with --guard it cannot be written to from here. */
+void seq_guard(struct sched *s, unsigned int g, kvmm_frame_t f);
 /* Pages that no token to come looks back to go. */
 void seq_forget(struct seq *q);
 /* End its request; it holds nothing afterwards. */

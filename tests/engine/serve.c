@@ -120,6 +120,8 @@ void serve_stats(const struct sched_stats *st, const struct kv *kv)
 	add(o, "stalls", st->stalls);
 	add(o, "forks", st->forks);
 	add(o, "epochs", st->epochs);
+	add(o, "guarded", st->guarded);
+	add(o, "unguarded", st->unguarded);
 	add(o, "audited", st->frames_audited);
 	add(o, "differ", st->frames_differ);
 	if (kv && !kvmm_stats(kv->k, &ks)) {

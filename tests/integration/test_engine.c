@@ -109,6 +109,8 @@ static void a_hit_from_another_process_is_no_copy(void **state)
 		T_CHECK(a.hit + a.computed <= a.prompt + 24);
 		a = ep_one(&e[1], shapes[i], &more);
 		T_CHECK(a.hit >= 64, "%s: %u tokens hit", shapes[i], a.hit);
+		T_CHECK(ep_stat(&e[1], "guarded") >= ep_stat(&e[1], "hit_pages"));
+		T_EQ(ep_stat(&e[1], "unguarded"), 0);
 		ep_quit(&e[0]);
 		ep_quit(&e[1]);
 		T_EQ(ta_counter(&f->d, "dram0", "bytes_in"), 0);
@@ -261,6 +263,39 @@ static void samples_share_their_prompt(void **state)
 	ta_check(&f->d);
 }
 
+/*
+ * Frames that were hits once, and read-only, become the samples' own: there are
+ * few of them, so those of some prompts are the next one's.
+ */
+static void samples_write_to_pages_that_were_guarded(void **state)
+{
+	static char text[8][300];
+	struct fx *f = *state;
+	struct ep_answer a[2];
+	unsigned int i, j;
+
+	fx_start(f, &(struct td_opts){ .dram_bytes = MIB });
+	ep_start(&e[0], f->d.socket, "-c", "mha", "--guard", NULL);
+	for (i = 0; i < 8; i++) {
+		struct ep_req r = { .id = i, .text = text[i], .max_tokens = 6,
+				    .n = 2, .temperature = 1, .seed = i };
+
+		memset(text[i], 'a' + (int)i, 200 + 3 * i);
+		ep_one(&e[0], "mha", &(struct ep_req){ .id = i, .text = text[i],
+						       .max_tokens = 1 });
+		ep_ask(&e[0], &r);
+		ep_answers(&e[0], a, 2);
+		for (j = 0; j < 2; j++)
+			ep_expect(&a[j], "mha", &r);
+	}
+	T_CHECK(ep_stat(&e[0], "published") > MIB / 16384);
+	T_CHECK(ep_stat(&e[0], "guarded") > 8 * 8);
+	T_EQ(ep_stat(&e[0], "unguarded"), 0);
+	T_CHECK(ep_stat(&e[0], "forks") > 4);
+	ep_quit(&e[0]);
+	ta_baseline(&f->d, 5000);
+}
+
 static void samples_of_preempted_prompts_are_the_models(void **state)
 {
 	struct ep_req r = more;
@@ -359,6 +394,7 @@ int main(void)
 		T(preemption_by_recompute_changes_nothing),
 		T(preemption_by_swap_changes_nothing),
 		T(samples_share_their_prompt),
+		T(samples_write_to_pages_that_were_guarded),
 		T(samples_of_preempted_prompts_are_the_models),
 		T(samples_of_unpublished_prompts_are_the_models),
 		T(modes_change_who_computes_and_nothing_else),

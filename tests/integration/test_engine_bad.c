@@ -152,6 +152,7 @@ static void a_command_line_without_sense_is_refused(void **state)
 	static const char *const line[][6] = {
 		{ "--ranks", "9", "", "", "9 ranks: at most 8" },
 		{ "--ranks", "4294967295", "", "", "at most 8" },
+		{ "--ranks", "2", "--guard", "--eager", "--guard: not with --ranks" },
 		{ "--ranks", "3", "", "", "heads that they do not divide" },
 		{ "--block-tokens", "4294967295", "", "", "geometry" },
 		{ "--snap-tokens", "4294967280", "", "", "geometry" },
