@@ -29,7 +29,7 @@
  * struct blobs - one engine
  * @alone:	requests, samples and the oracle
  * @ops, @tag:	commits that have not completed, and the last one's tag
- * @st:		what was published, refused, restored
+ * @st:		what was published, refused, restored; pages are states here
  */
 struct blobs {
 	const struct model *m;
@@ -168,7 +168,7 @@ static int restore_one(struct prompt *p, uint32_t n)
 		err = -EBADMSG;
 	kvmm_blob_put(blob);
 	if (err == -EINVAL || err == -EBADMSG) {
-		p->b->st.refused++;
+		p->b->st.nonsense++;
 		kvmm_report(p->rq, n - 1, KVMM_BAD);
 	}
 	return err;
@@ -201,7 +201,7 @@ static void restore(struct prompt *p)
 		}
 		oracle_reset(p->o);
 		if (err != -ENOENT && err != -EINVAL && err != -EBADMSG) {
-			b->st.stalls++;
+			b->st.not_fetched++;
 			return;
 		}
 	}
@@ -246,7 +246,7 @@ static void save(struct prompt *p)
 	if (err == -EEXIST)
 		b->st.exists++;
 	else if (err)
-		b->st.stalls++;
+		b->st.unsaved++;
 	if (err)
 		return;
 	err = oracle_save(p->o, kvmm_blob_ptr(blob), len);

@@ -365,7 +365,7 @@ static bool starved(struct seq *q)
 		return false;
 	v = victim(s, q);
 	if (v) {
-		s->st.stalls++;
+		s->st.gave_way++;
 		q->since_ns = 0;
 		preempt(v, s->o.preempt);
 		return true;

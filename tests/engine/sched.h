@@ -101,13 +101,20 @@ struct sched_done {
 
 /**
  * struct sched_stats - what happened
+ * @published, @exists, @refused: pages, by what was said of their publish;
+ *		@refused: also those that could not be posted
+ * @gave_way:	sequences preempted because frames had run out
+ * @not_fetched: units (--blob: states) that were to come and did not: computed
+ * @unsaved:	states that no memory was found for (--blob)
+ * @nonsense:	states that made no sense once they were there (--blob)
  * @guarded:	pages that were made read-only for @guard; @unguarded: that could not be
  * @frames_audited, @frames_differ: -EEXIST: own page compared with the canonical
  */
 struct sched_stats {
 	uint64_t	steps, tokens, requests;
 	uint64_t	hit_pages, fetched_pages, published, exists, refused;
-	uint64_t	preempted, stalls, forks, epochs;
+	uint64_t	preempted, gave_way, not_fetched, forks, epochs;
+	uint64_t	unsaved, nonsense;
 	uint64_t	guarded, unguarded;
 	uint64_t	frames_audited, frames_differ;
 	uint64_t	step_ns;

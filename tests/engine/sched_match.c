@@ -201,6 +201,7 @@ void fetch_done(struct op *op, const struct kvmm_done *d)
 	/* what came behind a gap is of no use */
 	if (units < op->n)
 		kvmm_trim(q->rq, end, 0);
+	q->s->st.not_fetched += op->n - units;
 	q->state = SEQ_RUNNING;
 }
 
@@ -271,6 +272,6 @@ int seq_admit(struct seq *q)
 	if (s->o.fetch_all)
 		m.n_load = m.n_pages;
 	if (m.n_load > m.n_resident && fetch(q, m.n_resident, m.n_load))
-		s->st.stalls++;		/* computed instead */
+		s->st.not_fetched += m.n_load - m.n_resident;
 	return 0;
 }

@@ -117,7 +117,10 @@ void serve_stats(const struct sched_stats *st, const struct kv *kv)
 	add(o, "exists", st->exists);
 	add(o, "refused", st->refused);
 	add(o, "preempted", st->preempted);
-	add(o, "stalls", st->stalls);
+	add(o, "gave_way", st->gave_way);
+	add(o, "not_fetched", st->not_fetched);
+	add(o, "unsaved", st->unsaved);
+	add(o, "nonsense", st->nonsense);
 	add(o, "forks", st->forks);
 	add(o, "epochs", st->epochs);
 	add(o, "guarded", st->guarded);

@@ -169,7 +169,7 @@ static void where_frames_run_out_somebody_gives_way(void **state)
 		ep_answers(&e[0], a, 24);
 		for (i = 0; i < 24; i++)
 			ep_expect(&a[i], "mha", &r[a[i].id]);
-		T_CHECK(ep_stat(&e[0], "preempted") > 0);
+		T_CHECK(ep_stat(&e[0], "gave_way") > 0);
 		ep_quit(&e[0]);
 	}
 	ta_baseline(&f->d, 10000);
