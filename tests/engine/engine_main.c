@@ -297,20 +297,22 @@ static int run_engine(struct args *a, const struct model *m)
 
 static int get_model(const struct args *a, struct model **m)
 {
+	const char *of = a->config;
 	struct model_config c;
 	char why[256] = "";
 	int err;
 
-	err = model_config_named(&c, a->config);
+	err = model_config_named(&c, of);
 	if (err)
-		err = model_config_read(&c, a->config, why, sizeof(why));
-	if (!err)
-		err = a->weights ?
-		      model_load(&c, a->weights, why, sizeof(why), m) :
-		      model_create(&c, a->seed, m);
+		err = model_config_read(&c, of, why, sizeof(why));
+	if (!err && a->weights) {
+		of = a->weights;
+		err = model_load(&c, of, why, sizeof(why), m);
+	} else if (!err) {
+		err = model_create(&c, a->seed, m);
+	}
 	if (err)
-		fprintf(stderr, "engine: %s: %s\n",
-			a->weights ? a->weights : a->config,
+		fprintf(stderr, "engine: %s: %s\n", of,
 			*why ? why : strerror(-err));
 	return err;
 }
