@@ -23,6 +23,7 @@ struct alone {
 	void		(*done)(void *arg, const struct sched_done *d);
 	void		*arg;
 	struct list	jobs;
+	struct sched_stats st;
 };
 
 static int compute_all(void *arg, struct oracle *o, const struct sched_req *r,
@@ -120,6 +121,7 @@ int alone_submit(struct alone *a, const struct sched_req *r)
 		j->r.tok = j->tok;
 		list_add_tail(&a->jobs, &j->link);
 	}
+	a->st.requests++;
 	return 0;
 }
 
@@ -142,6 +144,7 @@ int alone_run(struct alone *a)
 	d.err = answer(a->m, &a->prompt, &j->r, tok, &d, &first);
 	d.computed = j->r.ntok - d.hit + j->r.max_tokens - 1;
 	d.ntok = d.err ? 0 : j->r.max_tokens;
+	a->st.tokens += d.err ? 0 : d.computed;
 	d.ttft_ns = first ? first - j->arrive_ns : 0;
 	d.total_ns = now_ns() - j->arrive_ns;
 	a->done(a->arg, &d);
@@ -180,7 +183,13 @@ static int fd_op(void *arg)
 
 static int cmd_op(void *arg, const char *cmd, const char *how)
 {
-	return strcmp(cmd, "preempt") ? -EINVAL : 0;
+	struct alone *a = arg;
+
+	if (!strcmp(cmd, "stats"))
+		serve_stats(&a->st, NULL);
+	else if (strcmp(cmd, "preempt"))
+		return -EINVAL;
+	return 0;
 }
 
 const struct serve_ops alone_ops = {

@@ -138,9 +138,9 @@ int front_run(const struct front_opts *o, const struct serve_ops *ops,
 		fprintf(stderr, "engine: %s\n", why);
 		return -EINVAL;
 	}
-	serve_ready();
 	if (o->prompt)
 		return prompt(o, ops, arg, vocab);
+	serve_ready();
 	err = trace(*o, ops, arg, vocab);
 	if (!err && ops->cmd)
 		ops->cmd(arg, "stats", NULL);

@@ -77,6 +77,18 @@ static void add_text(json_t *o, const struct sched_done *d)
 	json_object_set_new(o, "text", json_string(buf));
 }
 
+static const char *why_of(int err)
+{
+	switch (err) {
+	case -ENOSPC:
+		return "the node has no room for it";
+	case -EMSGSIZE:
+		return "its block tables are larger than a step's plan";
+	default:
+		return strerror(-err);
+	}
+}
+
 void serve_done(const struct sched_done *d, bool text)
 {
 	char digest[20];
@@ -92,6 +104,8 @@ void serve_done(const struct sched_done *d, bool text)
 		      "preempted", (int)d->preempted,
 		      "ttft_ms", (double)d->ttft_ns / NSEC_PER_MSEC,
 		      "total_ms", (double)d->total_ns / NSEC_PER_MSEC);
+	if (d->err && o)
+		json_object_set_new(o, "why", json_string(why_of(d->err)));
 	if (text && o)
 		add_text(o, d);
 	say(o);

@@ -6,7 +6,8 @@
  * "temperature": 0, "seed": 0, "session": 0, "how": "continues" | "ended"}, and
  * {"cmd": "preempt", "how": "swap" | "recompute"}, {"cmd": "stats"},
  * {"cmd": "quit"}.
- * Answers: {"event": "ready"}, {"event": "done", ...} for each sample,
+ * Answers: {"event": "ready"}, {"event": "done", ...} for each sample, with "err" (a
+ * negative errno) and "why" where it did not get its tokens,
  * {"event": "stats", ...}, {"event": "error", "why": "..."}, with the "id" of the
  * request that it is about.
  *

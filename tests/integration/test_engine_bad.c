@@ -104,6 +104,7 @@ static void a_request_without_sense_is_refused_by_its_id(void **state)
 	ep_quit(&e);
 	ep_start(&e, NULL, "-c", "gqa", "--oracle", NULL);
 	all_are_refused();
+	T_EQ(ep_stat(&e, "requests"), 1);
 	ep_quit(&e);
 	ta_baseline(&f->d, 5000);
 }
@@ -157,6 +158,8 @@ static void a_command_line_without_sense_is_refused(void **state)
 		{ "--block-tokens", "4294967295", "", "", "geometry" },
 		{ "--snap-tokens", "4294967280", "", "", "geometry" },
 		{ "--block-tokens", "65536", "--heads-off", "4294967295", "geometry" },
+		{ "-c", "/no/config.json", "--weights", "/no/weights", "/no/config.json: " },
+		{ "-c", "gqa", "--weights", "/no/weights", "/no/weights: " },
 		{ "--prompt", "", "--generate", "4", "--prompt: " },
 		{ "--prompt", "x", "--generate", "0", "--generate: " },
 		{ "--prompt", "x", "--generate", "4294967295", "--generate: " },
@@ -180,6 +183,19 @@ static void a_command_line_without_sense_is_refused(void **state)
 	ta_baseline(&f->d, 5000);
 }
 
+/* One line, and nothing that would have to be told from it. */
+static void a_prompts_answer_is_all_that_is_printed(void **state)
+{
+	struct fx *f = *state;
+	char out[2048];
+
+	fx_start(f, NULL);
+	ep_print(out, sizeof(out), f->d.socket, "-c", "gqa", "--text",
+		 "--prompt", "And so", "--generate", "4", NULL);
+	T_CHECK(strstr(out, "\"event\":\"done\""), "%s", out);
+	T_CHECK(strchr(out, '\n') == out + strlen(out) - 1, "%s", out);
+}
+
 /* ---- more than there is ---------------------------------------------------------- */
 
 /* No node has room for it: all of its samples are told so. */
@@ -200,6 +216,7 @@ static void a_prompt_without_room_is_answered_for_every_sample(void **state)
 		ep_answers(&e, a, n);
 		for (seen = 0, i = 0; i < n; i++) {
 			T_EQ(a[i].err, -ENOSPC);
+			T_CHECK(strstr(a[i].why, "no room"), "%s", a[i].why);
 			T_EQ(a[i].id, 3);
 			seen |= 1u << a[i].sample;
 		}
@@ -261,6 +278,7 @@ int main(void)
 		T(a_length_that_wraps_is_refused),
 		T(a_last_line_without_an_end_is_answered),
 		T(a_command_line_without_sense_is_refused),
+		T(a_prompts_answer_is_all_that_is_printed),
 		T(a_prompt_without_room_is_answered_for_every_sample),
 		T(samples_without_tails_are_computed_by_themselves),
 	};

@@ -261,6 +261,22 @@ bool ep_try_start(struct ep *e, char *why, size_t len, const char *socket, ...)
 	return false;
 }
 
+void ep_print(char *out, size_t len, const char *socket, ...)
+{
+	struct ep e;
+	va_list ap;
+	size_t n = 0;
+	char *s;
+
+	va_start(ap, socket);
+	spawn(&e, socket, ap);
+	va_end(ap);
+	out[0] = '\0';
+	for (; n < len && (s = line(&e, EP_WAIT_MS)); free(s))
+		n += (size_t)snprintf(out + n, len - n, "%s\n", s);
+	T_EQ(ep_end(&e, END_MS), 0);
+}
+
 static void send_bytes(struct ep *e, const char *s, size_t n)
 {
 	size_t at = 0;
@@ -328,12 +344,14 @@ static void parse(json_t *o, struct ep_answer *a)
 {
 	const json_t *tok = json_object_get(o, "tokens");
 	const char *digest = json_string_value(json_object_get(o, "digest"));
+	const char *why = json_string_value(json_object_get(o, "why"));
 	uint32_t i;
 
 	memset(a, 0, sizeof(*a));
 	a->id = num(o, "id");
 	a->sample = num(o, "sample");
 	a->err = (int)json_integer_value(json_object_get(o, "err"));
+	snprintf(a->why, sizeof(a->why), "%s", why ? why : "");
 	a->ntok = (uint32_t)json_array_size(tok);
 	T_CHECK(a->ntok <= EP_MAX_TOKENS);
 	for (i = 0; i < a->ntok; i++)

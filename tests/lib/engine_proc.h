@@ -50,11 +50,12 @@ struct ep_req {
 	uint64_t	seed;
 };
 
-/** struct ep_answer - a sample that came back; @err: 0 or -errno */
+/** struct ep_answer - a sample that came back; @err: 0, or -errno and @why */
 struct ep_answer {
 	uint64_t	id;
 	uint32_t	sample;
 	int		err;
+	char		why[64];
 	uint32_t	ntok;
 	uint32_t	tok[EP_MAX_TOKENS];
 	char		digest[20];
@@ -67,6 +68,10 @@ void ep_start(struct ep *e, const char *socket, ...)
 	__attribute__((sentinel));
 /** ep_try_start() - the same; false: it ended, its last words are in @why */
 bool ep_try_start(struct ep *e, char *why, size_t len, const char *socket, ...)
+	__attribute__((sentinel));
+
+/** ep_print() - let it run to its end, and what it has printed into @out */
+void ep_print(char *out, size_t len, const char *socket, ...)
 	__attribute__((sentinel));
 
 void ep_ask(struct ep *e, const struct ep_req *r);
