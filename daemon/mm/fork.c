@@ -109,7 +109,9 @@ static void copy_begin(struct fork_copy *c)
 
 	c->src = frame_image(c->pool, c->from, c->pool->page_bytes);
 	c->dst = frame_image(c->pool, c->to, c->pool->page_bytes);
-	c->work = (struct work){ .fn = copy_fn, .done = copy_done };
+	c->work = (struct work){
+		.fn = copy_fn, .done = copy_done, .bulk = true,
+	};
 	c->op->pending++;
 	mm->nr_jobs++;
 	if (mm->o.pool) {

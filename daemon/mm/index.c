@@ -296,6 +296,7 @@ static void index_want_huge(struct mm_space *sp)
 	j->bytes = sp->index_shm.bytes;
 	j->work.fn = huge_fn;
 	j->work.done = huge_done;
+	j->work.bulk = true;
 	sp->index_huge = j;
 	work_submit(j->pool, &j->work);
 }

@@ -421,7 +421,9 @@ static void entry_sum(struct pub_entry *en)
 
 	frame_ref(p, en->pub.frame);
 	en->data = frame_image(p, en->pub.frame, p->page_bytes);
-	en->work = (struct work){ .fn = sum_fn, .done = sum_done };
+	en->work = (struct work){
+		.fn = sum_fn, .done = sum_done, .bulk = true,
+	};
 	mm->nr_jobs++;
 	if (mm->o.pool) {
 		work_submit(mm->o.pool, &en->work);

@@ -78,6 +78,7 @@ static void zero_add(struct zero_job **job, struct mm_pool *p, uint32_t f)
 		memset(&j->work, 0, sizeof(j->work));
 		j->work.fn = zero_fn;
 		j->work.done = zero_done;
+		j->work.bulk = true;
 		j->pool = p;
 		j->stride = p->stride;
 		j->n = 0;

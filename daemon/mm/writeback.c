@@ -475,7 +475,9 @@ static void wback_gather(struct wback *wb)
 
 	wb->src = frame_image(page_pool(wb->pg, wb->from), wb->frame,
 			      wb->io.len);
-	wb->gather = (struct work){ .fn = gather_fn, .done = gather_done };
+	wb->gather = (struct work){
+		.fn = gather_fn, .done = gather_done, .bulk = true,
+	};
 	work_submit(pool, &wb->gather);
 }
 

@@ -2,8 +2,8 @@
 /*
  * Worker threads.
  *
- * One queue under one mutex feeds the workers; jobs are tens of microseconds
- * and more, so a lock-free queue would buy nothing. Finished jobs go the other
+ * Two queues under one mutex feed the workers; jobs are tens of microseconds
+ * and more, so lock-free queues would buy nothing. Finished jobs go the other
  * way on a stack that workers push to with compare-and-swap and the loop takes
  * whole; it is turned around there, so callbacks come in the order of ends.
  *
@@ -11,6 +11,11 @@
  * the loop sleeps; the loop says that it sleeps, then looks whether something
  * was pushed. Both with seq_cst, so one of them sees the other. Only the push
  * onto an empty stack wakes: whoever comes later stands behind one that did.
+ *
+ * Bulk. Clients have pages copied, summed up and zeroed, as many as they like,
+ * and somebody else's read has a deadline: behind all of those it would miss it.
+ * So they queue apart. The workers take from that queue what the other one leaves
+ * them, and one job in BULK_TURN all the same.
  *
  * A job's state: QUEUED under the mutex, RUNNING, DONE (on the stack), IDLE.
  * Only work_cancel() and the workers look at it, under the mutex.
@@ -34,6 +39,7 @@
 #include "ipc/base/lock.h"
 
 #define WORK_MAX_THREADS	64
+#define BULK_TURN		4u
 
 /* How long an idle worker sleeps before it looks again; it is woken for work. */
 #define WORK_IDLE_NS		(60 * NSEC_PER_SEC)
@@ -44,13 +50,19 @@ enum {
 	WORK_TAKEN,
 };
 
+/* Jobs in the order in which they came. */
+struct work_queue {
+	struct work	*head;		/* first; taken from here */
+	struct work	*tail;		/* last; put here */
+};
+
 /**
- * struct work_pool - workers and their two queues
- * @lock:	protects @head, @tail, @nr_idle, @stop, @nr_live, job states
+ * struct work_pool - workers, their queues, and the way back
+ * @lock:	protects @queue, @turn, @nr_idle, @stop, @nr_live, job states
  * @wake:	jobs were queued, or @stop
  * @gone:	a worker has left
- * @head:	first job; taken from here
- * @tail:	last job; put here
+ * @queue:	jobs that no worker has, by work.bulk
+ * @turn:	jobs taken while there were bulk ones, since the last of those
  * @nr_idle:	workers that wait
  * @nr_live:	workers that have not left
  * @done:	stack of finished jobs, newest first
@@ -63,8 +75,8 @@ struct work_pool {
 	struct kvmm_mutex	lock;
 	struct kvmm_cond	wake;
 	struct kvmm_cond	gone;
-	struct work		*head;
-	struct work		*tail;
+	struct work_queue	queue[2];
+	unsigned int		turn;
 	unsigned int		nr_idle;
 	unsigned int		nr_live;
 	bool			stop;
@@ -78,24 +90,47 @@ struct work_pool {
 	pthread_t		threads[WORK_MAX_THREADS];
 };
 
+static struct work *queue_pop(struct work_queue *q)
+{
+	struct work *w = q->head;
+
+	if (w) {
+		q->head = w->next;
+		if (!q->head)
+			q->tail = NULL;
+		w->state = WORK_TAKEN;
+	}
+	return w;
+}
+
+/* Under the lock. */
+static struct work *work_next(struct work_pool *p)
+{
+	bool bulk = p->queue[true].head &&
+		    (!p->queue[false].head || ++p->turn >= BULK_TURN);
+
+	if (bulk)
+		p->turn = 0;
+	return queue_pop(&p->queue[bulk]);
+}
+
+static bool work_none(const struct work_pool *p)
+{
+	return !p->queue[false].head && !p->queue[true].head;
+}
+
 /* Next job, or NULL when it is time to leave. */
 static struct work *work_take(struct work_pool *p)
 {
 	struct work *w;
 
 	kvmm_lock(&p->lock);
-	while (!p->head && !p->stop) {
+	while (work_none(p) && !p->stop) {
 		p->nr_idle++;
 		kvmm_cond_wait(&p->wake, &p->lock, deadline_in(WORK_IDLE_NS));
 		p->nr_idle--;
 	}
-	w = p->head;
-	if (w) {
-		p->head = w->next;
-		if (!p->head)
-			p->tail = NULL;
-		w->state = WORK_TAKEN;
-	}
+	w = work_next(p);
 	kvmm_unlock(&p->lock);
 	return w;
 }
@@ -249,17 +284,18 @@ int work_destroy(struct work_pool *p, uint64_t deadline_ns)
 
 void work_submit(struct work_pool *p, struct work *w)
 {
+	struct work_queue *q = &p->queue[w->bulk];
 	bool wake;
 
 	w->next = NULL;
 	atomic_fetch_add_explicit(&p->pending, 1, memory_order_relaxed);
 	kvmm_lock(&p->lock);
 	w->state = WORK_QUEUED;
-	if (p->tail)
-		p->tail->next = w;
+	if (q->tail)
+		q->tail->next = w;
 	else
-		p->head = w;
-	p->tail = w;
+		q->head = w;
+	q->tail = w;
 	wake = p->nr_idle;
 	kvmm_unlock(&p->lock);
 	if (wake)
@@ -268,21 +304,22 @@ void work_submit(struct work_pool *p, struct work *w)
 
 bool work_cancel(struct work_pool *p, struct work *w)
 {
+	struct work_queue *q = &p->queue[w->bulk];
 	struct work *prev = NULL;
 	bool found;
 
 	kvmm_lock(&p->lock);
 	found = w->state == WORK_QUEUED;
 	if (found) {
-		struct work **link = &p->head;
+		struct work **link = &q->head;
 
 		while (*link != w) {
 			prev = *link;
 			link = &prev->next;
 		}
 		*link = w->next;
-		if (p->tail == w)
-			p->tail = prev;
+		if (q->tail == w)
+			q->tail = prev;
 		w->state = WORK_IDLE;
 	}
 	kvmm_unlock(&p->lock);

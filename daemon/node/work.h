@@ -21,6 +21,8 @@ struct work_pool;		/* opaque; made by work_create() */
  * @fn:		runs on a worker; owns whatever the job points to meanwhile
  * @done:	runs on the loop's thread after @fn; may free the job. NULL: none,
  *		and then the job must not be touched after @fn returned
+ * @bulk:	there may be any number of these: the others go first, though not
+ *		for ever
  * @next:	private
  * @state:	private
  *
@@ -32,6 +34,7 @@ struct work {
 	void		(*done)(struct work *w);
 	struct work	*next;
 	uint32_t	state;
+	bool		bulk;
 };
 
 /**

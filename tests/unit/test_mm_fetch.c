@@ -776,6 +776,48 @@ static void a_page_is_copied_between_nodes_of_memory(void **state)
 	rig_check(r);
 }
 
+static void gate_fn(struct work *w)
+{
+	struct timespec ts = ns_to_timespec(20 * NSEC_PER_MSEC);
+
+	nanosleep(&ts, NULL);
+}
+
+/* Somebody forks as much as he likes: a copy that has a deadline goes first. */
+static void a_copy_does_not_wait_for_forks(void **state)
+{
+	struct ring_fork fk[KVMM_MAX_GROUPS] = { 0 };
+	struct ring_sqe sqe = {
+		.op = RING_FORK, .n = ARRAY_SIZE(fk), .tag = 1u << 20,
+	};
+	struct work gate = { .fn = gate_fn };
+	uint64_t deadline = deadline_in(5 * NSEC_PER_SEC);
+	struct rig_answer a;
+	uint64_t tag;
+	uint32_t i;
+
+	far_start(false);
+	sqe.space = (uint16_t)mm_space_ix(r->sp);
+	for (i = 0; i < ARRAY_SIZE(fk); i++) {
+		fk[i].from = rig_frame(r, RIG_FULL, 1000);
+		fk[i].to = rig_frame(r, RIG_FULL, 1000);
+		fk[i].win = r->w[0]->no;
+	}
+	work_submit(r->pool, &gate);
+	mm_fork(r->c, &sqe, fk);
+	tag = rig_fetch(r, RIG_FULL, 1, 0, 1, 0);
+	while (!r->nr_answers && !deadline_past(deadline))
+		work_poll(r->pool, 1);
+	assert_int_equal(r->answer[0].result, 0);
+	assert_int_equal(r->answer[0].tag, tag);
+	assert_true(rig_answer(r, tag, 0, &a));
+	assert_int_equal(a.res[0].result, 0);
+	rig_answer_put(r, &a);
+	assert_true(rig_answer(r, sqe.tag, 1000, &a));
+	assert_int_equal(a.res[ARRAY_SIZE(fk) - 1].result, 0);
+	rig_check(r);
+}
+
 static void a_cancelled_copy_holds_its_frames_until_it_is_over(void **state)
 {
 	struct rig_answer a;
@@ -862,6 +904,7 @@ int main(void)
 		T(without_the_checksum_wrong_bytes_would_be_served),
 		T(in_modes_that_miss_nothing_is_brought_up),
 		T(a_page_is_copied_between_nodes_of_memory),
+		T(a_copy_does_not_wait_for_forks),
 		T(a_cancelled_copy_holds_its_frames_until_it_is_over),
 		T(a_breach_is_found_out_by_the_copy),
 		T(other_bytes_of_a_second_publisher_are_no_breach),

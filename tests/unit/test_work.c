@@ -238,6 +238,65 @@ static void cancel_takes_back_only_what_has_not_begun(void **state)
 	sem_destroy(&gate);
 }
 
+/* The first has the only worker; the others wait until @gate is posted. */
+static void queue_behind_a_gate(struct work_pool *p, sem_t *gate,
+				struct job *first)
+{
+	job_init(first);
+	first->gate = gate;
+	work_submit(p, &first->work);
+	usleep(20000);
+}
+
+static void others_go_before_bulk(void **state)
+{
+	struct work_pool *p = pool_new(1);
+	struct job first, bulk[100], one;
+	sem_t gate;
+
+	sem_init(&gate, 0, 0);
+	queue_behind_a_gate(p, &gate, &first);
+	for (unsigned int i = 0; i < ARRAY_SIZE(bulk); i++) {
+		job_init(&bulk[i]);
+		bulk[i].work.bulk = true;
+		work_submit(p, &bulk[i].work);
+	}
+	job_init(&one);
+	work_submit(p, &one.work);
+	/* in the middle and at the end */
+	assert_true(work_cancel(p, &bulk[99].work));
+	assert_true(work_cancel(p, &bulk[50].work));
+	sem_post(&gate);
+	poll_until(p, 100);
+	assert_int_equal(one.order, 2);
+	for (unsigned int i = 1; i < 50; i++)
+		assert_int_equal(bulk[i].order, bulk[i - 1].order + 1);
+	assert_int_equal(work_destroy(p, deadline_in(PATIENCE_NS)), 0);
+	sem_destroy(&gate);
+}
+
+static void bulk_gets_its_turn(void **state)
+{
+	struct work_pool *p = pool_new(1);
+	struct job first, j[100], bulk;
+	sem_t gate;
+
+	sem_init(&gate, 0, 0);
+	queue_behind_a_gate(p, &gate, &first);
+	for (unsigned int i = 0; i < ARRAY_SIZE(j); i++) {
+		job_init(&j[i]);
+		work_submit(p, &j[i].work);
+	}
+	job_init(&bulk);
+	bulk.work.bulk = true;
+	work_submit(p, &bulk.work);
+	sem_post(&gate);
+	poll_until(p, 102);
+	assert_in_range(bulk.order, 3, 8);
+	assert_int_equal(work_destroy(p, deadline_in(PATIENCE_NS)), 0);
+	sem_destroy(&gate);
+}
+
 static void destroy_drains_what_callbacks_submit(void **state)
 {
 	struct work_pool *p = pool_new(1);
@@ -308,6 +367,8 @@ int main(void)
 		cmocka_unit_test(eventfd_is_quiet_while_the_loop_is_awake),
 		cmocka_unit_test(no_wakeup_is_lost),
 		cmocka_unit_test(cancel_takes_back_only_what_has_not_begun),
+		cmocka_unit_test(others_go_before_bulk),
+		cmocka_unit_test(bulk_gets_its_turn),
 		cmocka_unit_test(destroy_drains_what_callbacks_submit),
 		cmocka_unit_test(destroy_keeps_its_deadline_over_a_stuck_job),
 		cmocka_unit_test(job_without_callback_runs),
