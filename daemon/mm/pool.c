@@ -314,9 +314,10 @@ uint64_t pool_room(const struct mm_pool *p)
 /*
  * The node is full: let the class that was used longest ago give an extent up,
  * if it has more of them than this one, or rests. Where somebody has waited for
- * a while, so that this class's own pages must all be in use, it need only have
- * nobody waiting itself: a long prompt of a hybrid model pins page after page of
- * one class, and leaves page after page of another behind.
+ * a while, so that this class's own pages must all be in use, another class of
+ * the same space need only have nobody waiting itself: a long prompt of a hybrid
+ * model pins page after page of one class, and leaves page after page of another
+ * behind. What others use is not its to take by that.
  */
 static void evacuate_other(struct mm_pool *p)
 {
@@ -332,7 +333,7 @@ static void evacuate_other(struct mm_pool *p)
 			continue;
 		if (q->nr_extents <= p->nr_extents &&
 		    (q->want || (now - q->used_ns < EVACUATE_IDLE_NS &&
-				 !squeezed)))
+				 !(squeezed && q->space == p->space))))
 			continue;
 		if (!best || q->used_ns < best->used_ns)
 			best = q;

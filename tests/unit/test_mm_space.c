@@ -351,6 +351,39 @@ static void a_stop_that_has_no_time_left_says_what_for(void **state)
 	/* and the second, which has time, is the teardown's */
 }
 
+/* Pages until the pool of @c has @n extents. */
+static struct mm_pool *fill_extents(struct rig_client *c, uint32_t n)
+{
+	struct mm_pool *p;
+	uint32_t i;
+
+	mr_win(c, 0);
+	p = c->win->pool;
+	for (i = 0; p->nr_extents < n; i++)
+		mr_put(c, 1, i, i + 1);
+	return p;
+}
+
+/* Both have half of the node, and use it; one of them waits for more. */
+static void who_waits_long_takes_nothing_from_other_spaces(void **state)
+{
+	struct mm_pool *p, *q;
+
+	snprintf(b->mc->tenant, sizeof(b->mc->tenant), "other");
+	mr_attach(a, "m", PAGE);
+	mr_attach(b, "m", PAGE);
+	q = fill_extents(b, 4);
+	p = fill_extents(a, 4);
+	mr_settle(&rig);
+	assert_int_equal(q->nr_extents, 4);
+	assert_int_equal(pool_room(p), 0);
+	rig.mm->now_ns = now_ns();
+	p->squeezed_ns = rig.mm->now_ns - NSEC_PER_SEC;
+	assert_int_equal(pool_grow(p), -ENOSPC);
+	p->squeezed_ns = 0;
+	assert_null(p->nd->evac);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -374,6 +407,7 @@ int main(void)
 		T(full_node_makes_room_for_another_class),
 		T(full_node_of_pins_refuses_another_class),
 		T(a_stop_that_has_no_time_left_says_what_for),
+		T(who_waits_long_takes_nothing_from_other_spaces),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
