@@ -366,6 +366,9 @@ static int check_wins(const struct mm_pool *p, struct errmsg *e)
 	if (want > p->want)
 		return broken(e, "windows want %llu frames, counted as %u",
 			      llu(want), p->want);
+	if (!p->want != !p->squeezed_ns)
+		return broken(e, "%u frames are wanted, since %llu", p->want,
+			      llu(p->squeezed_ns));
 	return 0;
 }
 

@@ -162,7 +162,7 @@ static void flight_end(struct flight *fl, int result)
 		c->flight = NULL;
 	list_del(&fl->pool_link);
 	if (!fl->frame) {
-		p->want--;
+		pool_wants(p, 1, 0);
 	} else if (!fl->arrived) {
 		if (!fl->abandoned)
 			copy_set_state(fl->pg, fl->to, COPY_NONE);
@@ -408,7 +408,7 @@ void fetch_frames_came(struct mm_pool *p)
 		if (!f)
 			return;
 		list_del(&fl->pool_link);
-		p->want--;
+		pool_wants(p, 1, 0);
 		flight_start(fl, f);
 	}
 }
@@ -504,7 +504,7 @@ int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
 	}
 	fl->give_up_ns = to->mm->now_ns + to->mm->o.direct_reclaim_ns;
 	list_add_tail(&p->load_wait, &fl->pool_link);
-	p->want++;
+	pool_wants(p, 0, 1);
 	to->mm->next_reclaim_ns = 0;
 	return 0;
 }

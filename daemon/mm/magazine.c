@@ -160,9 +160,10 @@ static void win_wait(struct mm_win *w, uint32_t n)
 {
 	struct mm_pool *p = w->pool;
 
-	win_leave_wait(w);
+	/* who asks again has waited all along */
+	pool_wants(p, w->want, n);
 	w->want = n;
-	p->want += n;
+	list_del(&w->refill_link);
 	list_add_tail(&p->refill_wait, &w->refill_link);
 	w->engine->mm->next_pools_ns = 0;
 	w->engine->mm->next_reclaim_ns = 0;
@@ -263,8 +264,8 @@ void win_feed(struct mm_win *w)
 	got = win_give(w, w->want, w->pool->reserve);
 	if (!got)
 		return;
+	pool_wants(w->pool, got, 0);
 	w->want -= got;
-	w->pool->want -= got;
 	if (!w->want)
 		list_del(&w->refill_link);
 	refill_answered(w);

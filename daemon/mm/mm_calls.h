@@ -147,6 +147,18 @@ bool pool_runs_dry(const struct mm_pool *p);
 bool node_room_comes(const struct mm_node *nd);
 /* Frames that @p could still get from its node without any reclaim. */
 uint64_t pool_room(const struct mm_pool *p);
+/*
+ * Somebody who waited for @was frames of @p waits for @is now; the only way @want
+ * changes.
+ */
+void pool_wants(struct mm_pool *p, uint32_t was, uint32_t is);
+/* For how long there has been somebody who waits for frames of @p. */
+static inline uint64_t pool_squeezed(const struct mm_pool *p)
+{
+	uint64_t now = p->space->mm->now_ns;
+
+	return p->squeezed_ns && now > p->squeezed_ns ? now - p->squeezed_ns : 0;
+}
 /* Frames came: serve load_wait (fetch_frames_came()), then refill_wait. */
 void pool_feed(struct mm_pool *p);
 /* Growth ahead of need, extents that go, waits to be fed, pins to be counted. */

@@ -223,13 +223,14 @@ struct frame_meta {
  * @windows:	all window ledgers, those of exited clients too: their pins are
  *		summed. mm_win.pool_link
  * @want:	frames that refills and loads could not get: reclaim works for it.
- *		Refills and loads each add and take away their own
+ *		Refills and loads each add and take away their own: pool_wants()
  * @reserve:	free frames that only loads may take (watermark min)
  * @dirty:	READY copies without a READY copy below, coldest first; kept by
  *		copy_set_state()
  * @full_ns:	a search that saw every page found nothing to take: until then
  *		no other is made for a load
- * @squeezed_ns: since when somebody has waited for frames, 0: nobody does
+ * @squeezed_ns: since when there has been somebody who waits for frames, 0:
+ *		nobody does; see pool_wants()
  * @wb_boost:	pages to keep clean beyond the usual share: dirty victims were met
  */
 struct mm_pool {

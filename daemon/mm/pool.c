@@ -323,7 +323,7 @@ static void evacuate_other(struct mm_pool *p)
 {
 	struct mm_pool *q, *best = NULL;
 	uint64_t now = p->space->mm->now_ns;
-	bool squeezed = p->squeezed_ns && now - p->squeezed_ns >= SQUEEZED_NS;
+	bool squeezed = pool_squeezed(p) >= SQUEEZED_NS;
 
 	list_for_each_entry(q, &p->nd->pools, node_link) {
 		uint32_t keep = q->space->nr_clients ? 1 : 0;
@@ -525,6 +525,17 @@ bool pool_abandon(struct mm_pool *p)
 		extent_put(p, &p->extent[no]);
 	}
 	return !p->nr_extents && !p->extents_coming && !p->extents_putting;
+}
+
+/* -- waiting --------------------------------------------------------------- */
+
+void pool_wants(struct mm_pool *p, uint32_t was, uint32_t is)
+{
+	p->want = p->want - was + is;
+	if (!p->want)
+		p->squeezed_ns = 0;
+	else if (!p->squeezed_ns)
+		p->squeezed_ns = max(p->space->mm->now_ns, (uint64_t)1);
 }
 
 /* -- feeding --------------------------------------------------------------- */

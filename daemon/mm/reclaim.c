@@ -335,15 +335,11 @@ static struct mm_node *scan_lower(struct mm_pool *p)
 	struct mm_node *lo = node_lower(p->nd);
 	const struct mm *mm = p->nd->mm;
 
-	if (!p->want)
-		p->squeezed_ns = 0;
-	else if (!p->squeezed_ns)
-		p->squeezed_ns = mm->now_ns;
 	if (!lo || !node_takes(lo))
 		return NULL;
-	if (p->squeezed_ns &&
+	if (p->want &&
 	    (pool_full_of_writes(p, lo) || pool_pauses(p, lo)) &&
-	    mm->now_ns - p->squeezed_ns >= mm->o.direct_reclaim_ns / 2)
+	    pool_squeezed(p) >= mm->o.direct_reclaim_ns / 2)
 		return NULL;
 	return lo;
 }

@@ -207,7 +207,7 @@ out_free:
 
 void win_leave_wait(struct mm_win *w)
 {
-	w->pool->want -= w->want;
+	pool_wants(w->pool, w->want, 0);
 	w->want = 0;
 	list_del(&w->refill_link);
 }

@@ -429,6 +429,25 @@ static void a_squeezed_class_gets_what_another_does_not_use(void **state)
 		rig_pin(r, RIG_BIG, frame_of(RIG_BIG, 2, n), -1);
 }
 
+/* No page is there to be looked at, and then no pass to see that all is well. */
+static void a_wait_is_timed_from_its_begin_to_its_end(void **state)
+{
+	uint32_t f[256], n = 0;
+
+	while (n < ARRAY_SIZE(f) && (f[n] = rig_frame(r, RIG_FULL, 5)))
+		n++;
+	assert_in_range(n, 1, ARRAY_SIZE(f) - 1);
+	assert_true(kv()->want > 0);
+	assert_int_equal(kv()->nr_pages, 0);
+	assert_int_not_equal(kv()->squeezed_ns, 0);
+	r->mm->now_ns = kv()->squeezed_ns + NSEC_PER_SEC;
+	assert_int_equal(pool_squeezed(kv()), NSEC_PER_SEC);
+	assert_int_equal(mm_free(r->w[0], f, n, 0), 0);
+	assert_int_equal(kv()->want, 0);
+	assert_int_equal(pool_squeezed(kv()), 0);
+	rig_check(r);
+}
+
 static void an_extent_with_a_pinned_page_is_not_emptied(void **state)
 {
 	struct mm_pool *p = kv();
@@ -799,6 +818,7 @@ int main(void)
 		T(a_full_lower_node_forgets_the_coldest),
 		T(memory_moves_to_the_class_that_needs_it),
 		T(a_squeezed_class_gets_what_another_does_not_use),
+		T(a_wait_is_timed_from_its_begin_to_its_end),
 		T(an_extent_with_a_pinned_page_is_not_emptied),
 		T(extents_busy_with_io_are_emptied_where_there_is_no_other),
 		T(a_space_may_end_while_its_extent_is_emptied),
