@@ -496,7 +496,8 @@ uint64_t reclaim_run(struct mm *mm, uint64_t now)
 	next = min(next, at);
 	at = stage_run(mm, now);
 	next = min(next, at);
-	if (more)
+	/* what left may have been a part of something: see drop.c */
+	if (more || mm->wrecks)
 		next = now;
 	/* without need, the next call looks again: the check is cheap */
 	mm->next_reclaim_ns = next == UINT64_MAX ? 0 : next;

@@ -268,6 +268,34 @@ static void what_has_lost_its_head_goes(void **state)
 	rig_check(r);
 }
 
+/* A pass over the pool makes the wreck: nobody need come by for it to go on. */
+static void what_lost_its_head_to_a_pass_goes_at_once(void **state)
+{
+	struct rig_opts o = { .dram_bytes = 128 * 4096, .no_nvme = true };
+	struct mm_pool *p;
+	uint64_t want, now;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	put_bound(1, 24);
+	rig_touch(r, GROUP, 1, 24);
+	rig_run(r, 20);
+	p = rig_pool(r, GROUP, RIG_DRAM);
+	now = now_ns();
+	r->mm->now_ns = now;
+	/* one frame lacks */
+	want = p->nr_free + pool_room(p) + 1 - p->wmark_high;
+	pool_wants(p, 0, want);
+	r->mm->next_reclaim_ns = 0;
+	assert_int_equal(reclaim_run(r->mm, now), now);
+	pool_wants(p, want, 0);
+	assert_false(there(1, 23));
+	assert_true(there(1, 22));
+	assert_true(reclaim_run(r->mm, now) > now);
+	assert_int_equal(r->sp->nr_pages, 0);
+	rig_check(r);
+}
+
 /* A reader holds it: found by nobody, gone when he lets go. */
 static void a_wreck_that_is_pinned_goes_later(void **state)
 {
@@ -305,6 +333,7 @@ int main(void)
 		T(a_head_that_is_only_below_is_not_written_over),
 		T(a_part_that_cannot_be_read_takes_all_of_it),
 		T(what_has_lost_its_head_goes),
+		T(what_lost_its_head_to_a_pass_goes_at_once),
 		T(a_wreck_that_is_pinned_goes_later),
 	};
 
