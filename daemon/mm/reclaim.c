@@ -290,8 +290,11 @@ static unsigned int scan_write(struct scan *s, struct mm_pool *p)
 	enum node_prio prio = NODE_PRIO_WRITEBACK;
 	unsigned int i, begun = 0;
 
-	if (s->lo && pool_pauses(p, s->lo))
+	if (s->lo && pool_pauses(p, s->lo)) {
+		/* not in use: they can be written in a moment */
+		s->rc->writing += s->nr_dirty;
 		return 0;
+	}
 	for (i = 0; i < s->nr_dirty; i++) {
 		int n = page_writeback(s->dirty[i], p->nd, prio);
 
@@ -299,9 +302,10 @@ static unsigned int scan_write(struct scan *s, struct mm_pool *p)
 			begun += n;
 		else if (n == -EALREADY)
 			s->rc->writing++;
-		else if (n == -EBUSY || n == -ENOMEM)
+		else if (n == -EBUSY || n == -ENOMEM) {
+			s->rc->writing += s->nr_dirty - i;
 			break;
-		else if (copy_drop_last(s->dirty[i], p->nd))
+		} else if (copy_drop_last(s->dirty[i], p->nd))
 			s->rc->freed++;
 	}
 	s->rc->writing += begun;

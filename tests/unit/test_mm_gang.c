@@ -377,6 +377,19 @@ static void a_plain_pool_writes_while_a_gang_pauses(void **state)
 	rig_check(r);
 }
 
+/* They are dirty, and can go soon: a load waits for that. */
+static void what_pauses_is_not_taken_for_in_use(void **state)
+{
+	struct reclaim_control rc = { .want = 4, .max_scan = 64 };
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 1), 1);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 2, 1), 1);
+	r->mm->node[RIG_NVME].wb_after_ns = now_ns() + 60 * NSEC_PER_SEC;
+	pool_reclaim(pool(), &rc);
+	assert_int_equal(rc.freed, 0);
+	assert_int_equal(rc.writing, 2);
+}
+
 /* What is refused for good is forgotten as with a plain pool, only later. */
 static void a_gang_whose_writes_are_refused_forgets(void **state)
 {
@@ -927,6 +940,7 @@ int main(void)
 		T(what_the_node_refuses_is_not_gathered_over_and_over),
 		T(what_went_while_it_was_gathered_was_not_refused),
 		T(a_plain_pool_writes_while_a_gang_pauses),
+		T(what_pauses_is_not_taken_for_in_use),
 		T(a_gang_whose_writes_are_refused_forgets),
 		T(a_report_while_gathering_ends_the_write),
 		T(the_end_waits_for_what_is_gathered_and_scattered),
