@@ -45,6 +45,7 @@
 #define LOAD_SCAN	256u		/* pages a direct reclaim looks at */
 #define FULL_NS		NSEC_PER_MSEC	/* a pool full of pins stays so */
 #define EIO_STRIKES	2u
+#define STAGE_RETRY_NS	NSEC_PER_MSEC
 
 /**
  * struct flight - a page on its way to a node
@@ -548,19 +549,30 @@ static uint64_t load_waits_run(struct mm_pool *p, uint64_t now)
 	return UINT64_MAX;
 }
 
+/* With no buffer out, none comes back to serve who waits: there was no memory. */
+static uint64_t stage_waits_run(struct mm *mm, uint64_t now)
+{
+	if (list_empty(&mm->stage.wait) || mm->stage.out[NODE_READ] ||
+	    mm->stage.out[NODE_WRITE])
+		return UINT64_MAX;
+	flights_staged(mm);
+	return list_empty(&mm->stage.wait) ? UINT64_MAX : now + STAGE_RETRY_NS;
+}
+
 uint64_t flights_run(struct mm *mm, uint64_t now)
 {
-	uint64_t next = UINT64_MAX;
+	uint64_t next = UINT64_MAX, at;
 	struct mm_pool *p;
 	unsigned int i;
 
 	for (i = 0; i < mm->nr_nodes; i++)
 		list_for_each_entry(p, &mm->node[i].pools, node_link) {
-			uint64_t at = load_waits_run(p, now);
+			at = load_waits_run(p, now);
 
 			next = min(next, at);
 		}
-	return next;
+	at = stage_waits_run(mm, now);
+	return min(next, at);
 }
 
 void flights_stop(struct mm *mm)

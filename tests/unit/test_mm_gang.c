@@ -390,6 +390,23 @@ static void what_pauses_is_not_taken_for_in_use(void **state)
 	assert_int_equal(rc.writing, 2);
 }
 
+static void who_waits_for_memory_for_a_buffer_tries_again(void **state)
+{
+	struct rig_answer a;
+	uint64_t tag;
+
+	lower(1, 1);
+	/* as if there was none: and nobody brings one back */
+	r->mm->stage.out[NODE_READ] = UINT64_C(1) << 30;
+	tag = rig_fetch(r, RIG_FULL, 1, 0, 1, 5000);
+	assert_int_equal(list_count(&r->mm->stage.wait), 1);
+	r->mm->stage.out[NODE_READ] = 0;
+	assert_true(rig_answer(r, tag, 2000, &a));
+	assert_int_equal(a.res[0].result, 0);
+	rig_answer_put(r, &a);
+	rig_check(r);
+}
+
 /* What is refused for good is forgotten as with a plain pool, only later. */
 static void a_gang_whose_writes_are_refused_forgets(void **state)
 {
@@ -941,6 +958,7 @@ int main(void)
 		T(what_went_while_it_was_gathered_was_not_refused),
 		T(a_plain_pool_writes_while_a_gang_pauses),
 		T(what_pauses_is_not_taken_for_in_use),
+		T(who_waits_for_memory_for_a_buffer_tries_again),
 		T(a_gang_whose_writes_are_refused_forgets),
 		T(a_report_while_gathering_ends_the_write),
 		T(the_end_waits_for_what_is_gathered_and_scattered),
