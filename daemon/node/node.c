@@ -263,3 +263,55 @@ bool node_buf_busy(const struct node *n, const void *addr, uint64_t len)
 {
 	return n->ops->buf_busy && n->ops->buf_busy(n, addr, len);
 }
+
+void node_set_owner(struct node *n, const struct node_owner *owner)
+{
+	n->owner = owner;
+}
+
+bool node_persistent(const struct node *n)
+{
+	return n->ops->persistent && n->ops->persistent(n);
+}
+
+void node_record_add(struct node *n, const struct node_record *rec)
+{
+	if (n->ops->record_add)
+		n->ops->record_add(n, rec);
+}
+
+void node_record_del(struct node *n, const struct node_slot *slot)
+{
+	if (n->ops->record_del)
+		n->ops->record_del(n, slot);
+}
+
+void node_record_again(struct node *n, const struct node_record *rec)
+{
+	if (n->ops->record_again)
+		n->ops->record_again(n, rec);
+}
+
+int node_label_put(struct node *n, const void *bytes, size_t len,
+		   uint32_t *id)
+{
+	if (!n->ops->label_put)
+		return -EOPNOTSUPP;
+	if (!len || len > NODE_LABEL_MAX)
+		return -E2BIG;
+	return n->ops->label_put(n, bytes, len, id);
+}
+
+void node_label_del(struct node *n, uint32_t id)
+{
+	if (n->ops->label_del)
+		n->ops->label_del(n, id);
+}
+
+int node_record_flush(struct node *n, void (*fn)(int err, void *arg),
+		      void *arg)
+{
+	if (!n->ops->record_flush)
+		return -EOPNOTSUPP;
+	return n->ops->record_flush(n, fn, arg);
+}

@@ -39,6 +39,7 @@
 #define NODE_MAX_PAIRED		8u
 
 struct node_ops;		/* a back end's table: node_ops.h */
+struct node_owner;		/* see below: what is found again */
 
 enum node_kind {
 	NODE_MEM,		/* extents that can be mapped and shared */
@@ -164,6 +165,7 @@ struct node {
 	void			(*on_state)(struct node *n, enum node_state old);
 	void			*arg;
 	struct node		*paired[NODE_MAX_PAIRED]; /* see node_pair() */
+	const struct node_owner	*owner;	/* see node_set_owner() */
 };
 
 /* ---- making and ending ------------------------------------------------- */
@@ -613,6 +615,121 @@ void node_buf_del(struct node *n, void *addr);
 
 /** node_buf_busy() - is there an unreleased I/O on this memory? */
 bool node_buf_busy(const struct node *n, const void *addr, uint64_t len);
+
+/* ---- what is found again (NODE_BLOCK) ---------------------------------------- */
+
+/*
+ * A block node remembers, beside the bytes in its slots, what its owner says
+ * about them: a record for each slot, and labels that records may name (an owner
+ * keeps there what many records share). Both are written behind the owner's back,
+ * in the order of the calls; a crash loses the last of them and never one from
+ * the middle. Data and record may reach the medium in any order: a record whose
+ * data did not is found out by the checksum at the first read.
+ *
+ * After a restart a persistent node is NODE_STARTING until it has handed every
+ * label and every record to its owner (struct node_owner); slots whose records
+ * the owner takes are in use, all others are free.
+ */
+
+/* What an owner keeps in a record */
+#define NODE_META_BYTES		96u
+
+/* Longest label */
+#define NODE_LABEL_MAX		65536u
+
+/**
+ * struct node_record - a slot that is in use and what is known of it
+ * @slot:	as node_slot_alloc() gave it
+ * @len:	bytes of data
+ * @crc:	node_io.crc of the write
+ * @meta:	the owner's; opaque
+ */
+struct node_record {
+	struct node_slot slot;
+	uint32_t	len;
+	uint32_t	crc;
+	uint8_t		meta[NODE_META_BYTES];
+};
+
+/**
+ * struct node_owner - whom a block node asks and tells
+ * @label:	recovery: a label; before any record that may name it. Non-zero: the
+ *		owner has no use for it, and it is deleted
+ * @records:	recovery: @n records in the order of their slots' sequence
+ *		numbers, so that who was written first comes first. Sets
+ *		@taken[i] for each that it takes; called many times, a slice each
+ * @recovered:	recovery is over (0), or there was nothing (-ENOENT), or it
+ *		failed; the node turns NODE_ONLINE after it
+ * @collect:	checkpoint: hand node_record_again() to every record that was added
+ *		and not removed, a part of them each call; *@cursor is 0 at first and
+ *		the owner's from then on. What is added or removed between two calls
+ *		may be handed in or not. True: that was all
+ * @arg:	the owner's
+ *
+ * All are called from node_poll(), and may not call node_poll() or
+ * node_destroy().
+ */
+struct node_owner {
+	int	(*label)(struct node *n, uint32_t id, const void *bytes,
+			 size_t len, void *arg);
+	void	(*records)(struct node *n, const struct node_record *rec,
+			   unsigned int nr, bool *taken, void *arg);
+	void	(*recovered)(struct node *n, int err, void *arg);
+	bool	(*collect)(struct node *n, uint64_t *cursor, void *arg);
+	void	*arg;
+};
+
+/**
+ * node_set_owner() - before the first node_poll(); @owner must outlive the node
+ *
+ * A persistent node without an owner (or a memory node) is started empty.
+ */
+void node_set_owner(struct node *n, const struct node_owner *owner);
+
+/** node_persistent() - does it keep records? Otherwise the calls do nothing. */
+bool node_persistent(const struct node *n);
+
+/**
+ * node_record_add() - the write of this slot was good: remember it
+ *
+ * Room was set aside by node_slot_alloc(), which answers -EAGAIN when too much
+ * is waiting to be written; so this cannot fail. At most once a slot.
+ */
+void node_record_add(struct node *n, const struct node_record *rec);
+
+/**
+ * node_record_del() - forget a slot now, although it is still in use
+ *
+ * For data that must not come back (bad, or purged) while a reader still has the
+ * slot. node_slot_free() does it otherwise. No effect on a slot without record.
+ */
+void node_record_del(struct node *n, const struct node_slot *slot);
+
+/** node_record_again() - for node_owner.collect only */
+void node_record_again(struct node *n, const struct node_record *rec);
+
+/**
+ * node_label_put() - keep a label
+ * @id:		on success: its number, for as long as it is kept
+ *
+ * Return: 0, -ENOSPC (as many as there can be), -ENOMEM, -E2BIG, -EAGAIN,
+ * -EOPNOTSUPP (keeps nothing).
+ */
+int node_label_put(struct node *n, const void *bytes, size_t len,
+		   uint32_t *id);
+
+/** node_label_del() - no record names it any more */
+void node_label_del(struct node *n, uint32_t id);
+
+/**
+ * node_record_flush() - call @fn when all that was said until now is on the medium
+ * @fn:		called once, from node_poll(), with 0 or -errno (-EIO: the medium
+ *		refused it; -ESHUTDOWN)
+ *
+ * Return: 0, -ENOMEM, -EOPNOTSUPP.
+ */
+int node_record_flush(struct node *n, void (*fn)(int err, void *arg),
+		      void *arg);
 
 /* ---- test builds ----------------------------------------------------------- */
 

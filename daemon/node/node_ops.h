@@ -57,6 +57,20 @@ struct node_ops {
 	void		(*buf_del)(struct node *n, void *addr);
 	bool		(*buf_busy)(const struct node *n, const void *addr,
 				    uint64_t len);
+
+	bool		(*persistent)(const struct node *n);
+	void		(*record_add)(struct node *n,
+				      const struct node_record *rec);
+	void		(*record_del)(struct node *n,
+				      const struct node_slot *slot);
+	void		(*record_again)(struct node *n,
+					const struct node_record *rec);
+	int		(*label_put)(struct node *n, const void *bytes,
+				     size_t len, uint32_t *id);
+	void		(*label_del)(struct node *n, uint32_t id);
+	int		(*record_flush)(struct node *n,
+					void (*fn)(int err, void *arg),
+					void *arg);
 };
 
 /** node_init() - fill in the common part; -EINVAL for a name that is too long */
