@@ -102,7 +102,8 @@ KERN_SRC	:= $(wildcard kernels/*.c)
 POLICY_SRC	:= $(wildcard policies/*.c)
 DAEMON_MAIN	:= $(wildcard daemon/main.c)
 DAEMON_SRC	:= $(filter-out daemon/main.c,$(wildcard daemon/*.c \
-		     daemon/server/*.c daemon/mm/*.c daemon/node/*.c))
+		     daemon/server/*.c daemon/mm/*.c daemon/node/*.c \
+		     daemon/keeper/*.c))
 # The policy that kvmmd carries inside and falls back to.
 BUILTIN_SRC	:= $(wildcard policies/lru.c)
 # Everything but main(), as tests and benches link it.

@@ -22,7 +22,8 @@ libkvmm                ^libkvmm/[^/]+\.h$|^ipc/                          libkvmm
 libkvmm/ctl            ^ctl\.h$                                          kvmmctl uses installed headers only
 libkvmm/cuda           ^libkvmm/cuda/                                    libkvmm-cuda uses installed headers only
 libkvmm/include/kvmm   ^$                                                installed headers include installed headers only
-daemon                 ^daemon/[^/]+\.h$|^daemon/(server|mm)/|^daemon/node/node\.h$|^ipc/|^policies/kvmm_policy\.h$  the daemon wires the parts together
+daemon                 ^daemon/[^/]+\.h$|^daemon/(server|mm|keeper)/|^daemon/node/node\.h$|^ipc/|^policies/kvmm_policy\.h$  the daemon wires the parts together
+daemon/keeper          ^daemon/[^/]+\.h$|^daemon/keeper/|^ipc/base/      the keeper is small: itself, the log and ipc/base
 daemon/server          ^daemon/[^/]+\.h$|^daemon/(server|mm)/|^daemon/node/(node|fault)\.h$|^ipc/  server sees mm, node.h (fault.h for tests) and ipc
 daemon/mm              ^daemon/mm/|^daemon/node/node\.h$|^ipc/base/|^ipc/(abi|desc|frame|index|ledger|ring|shm)\.h$|^kernels/kernels\.h$|^policies/kvmm_policy\.h$  mm never sees sockets, messages or clients
 daemon/node            ^daemon/node/|^ipc/base/|^kernels/kernels\.h$     node sees frames: itself, ipc/base and kernels
@@ -47,6 +48,7 @@ tests/engine           ^(kvmm/|jansson\.h$)
 policies               ^$
 daemon                 ^(kvmm/|jansson\.h$|systemd/)
 daemon/server          ^(kvmm/|jansson\.h$|systemd/)
+daemon/keeper          ^$
 daemon/mm              ^kvmm/kvmm\.h$
 daemon/node            ^(liburing\.h$)
 daemon/copyd           ^(cuda\.h$)
@@ -115,6 +117,7 @@ self_test() {
 		libkvmm <openssl/sha.h>
 		libkvmm/ctl "ipc/wire.h"
 		libkvmm/include/kvmm "ipc/abi.h"
+		daemon/keeper "daemon/server/park.h"
 		daemon/server "daemon/node/work.h"
 		daemon/server "kernels/kernels.h"
 		daemon/mm "ipc/sock.h"
