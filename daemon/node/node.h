@@ -121,6 +121,7 @@ struct node_dir_stats {
  * @bad_slots:	slots in quarantine; they count as neither used nor free
  * @bad_bytes:	their bytes
  * @zeroed_bytes: bytes ready for use (zero-written, or written before)
+ * @discarded_bytes: segments that the medium was told are empty
  * @extents:	extents that exist
  * @huge_bytes:	of them, backed by hugepages
  * @probes:	probes of a degraded or failed device
@@ -134,6 +135,7 @@ struct node_stats {
 	uint64_t		bad_slots;
 	uint64_t		bad_bytes;
 	uint64_t		zeroed_bytes;
+	uint64_t		discarded_bytes;
 	uint64_t		extents;
 	uint64_t		huge_bytes;
 	uint64_t		probes;
@@ -218,6 +220,9 @@ enum nvme_engine {
  * @engine:	see enum nvme_engine
  * @threads:	for NVME_ENGINE_THREADS; 8
  * @buffered:	no O_DIRECT, even where the file system has it
+ * @sqpoll:	io_uring: a thread of the kernel's takes I/O from memory, without
+ *		a system call; where it is refused, the usual way, and status says so
+ * @discard:	tell the medium of segments that became empty (nvme_discard.c)
  * @io_timeout_ns: an I/O the kernel keeps longer is given up; 500 ms
  * @queue_timeout_ns: an I/O without deadline is given up when it waited this
  *		long; 10 s
@@ -244,6 +249,8 @@ struct nvme_opts {
 	enum nvme_engine	engine;
 	bool			buffered;
 	bool			sparse;
+	bool			sqpoll;
+	bool			discard;
 	uint64_t		io_timeout_ns;
 	uint64_t		queue_timeout_ns;
 	uint64_t		recover_ns;

@@ -50,6 +50,7 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 	nvme_open_poll(nv, now);
 	nvme_io_poll(nv, now);
 	nvme_health_poll(nv, now);
+	nvme_discard_poll(nv, now);
 	nvme_start_queued(nv, now);
 	nv->eng->flush(nv);
 
@@ -74,6 +75,7 @@ static uint64_t nvme_next_deadline(const struct node *n)
 	if (nv->drained)
 		return DEADLINE_NONE;
 	next = min(next, nvme_health_next(nv));
+	next = min(next, nvme_discard_next(nv));
 	if (nv->eng->busy(nv))
 		next = min(next, deadline_in(BUSY_NS));
 	return next;
@@ -161,10 +163,11 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		return;
 	}
 	snprintf(buf, len,
-		 "%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, started empty (no journal yet)%s%s%s%s%s",
+		 "%s%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, started empty (no journal yet)%s%s%s%s%s%s",
 		 nv->eng->name,
 		 nv->opts.engine == NVME_ENGINE_AUTO &&
 		 nv->eng == &nvme_threads_ops ? " (io_uring was refused)" : "",
+		 nv->eng_note,
 		 o->direct ? "O_DIRECT" : "through the page cache",
 		 (unsigned long long)(fixed >> 20),
 		 (unsigned long long)((fixed + plain) >> 20),
@@ -173,13 +176,15 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		 !nv->room ? "; the file system's free floor is reached, writes are off" : "",
 		 nv->health.full ? "; no space left, writes are off" : "",
 		 nv->health.read_only ? "; read-only, writes are off" : "",
-		 nv->unlinked ? "; the file was unlinked" : "");
+		 nv->unlinked ? "; the file was unlinked" : "",
+		 nvme_discard_note(nv));
 }
 
 static bool nvme_idle(const struct nvme *nv)
 {
 	return !nv->nr_started && !nv->nr_own && !nv->queued &&
-	       !nv->open.running && list_empty(&nv->ending);
+	       !nv->open.running && !nv->discard.running &&
+	       list_empty(&nv->ending);
 }
 
 static int nvme_drain(struct nvme *nv, uint64_t deadline_ns)

@@ -6,6 +6,7 @@
  *	nvme_open.c	start-up: open, lock, superblock; the watch on the file
  *	nvme_io.c	an I/O's life: queues, start, checksum, deadline, end
  *	nvme_health.c	states of the device, probes, zero-writing, estimates
+ *	nvme_discard.c	telling the medium what is empty
  *	nvme_slots.c	which bytes are free
  *	nvme_uring.c	engine: io_uring
  *	nvme_threads.c	engine: pread and pwrite on workers
@@ -167,6 +168,24 @@ struct nvme_zero {
 };
 
 /**
+ * struct nvme_discard - segments that the medium is told are empty
+ * @work:	one at a time, on nvme.aux
+ * @running:	a worker has it
+ * @seg:	its segment
+ * @err:	the job's result
+ * @next_ns:	when the next may begin
+ * @no_use:	the medium has no such thing
+ */
+struct nvme_discard {
+	struct work		work;
+	bool			running;
+	uint32_t		seg;
+	int			err;
+	uint64_t		next_ns;
+	bool			no_use;
+};
+
+/**
  * struct nvme_rate - how fast one direction is
  * @sum_bytes:	recent bytes, fading
  * @sum_ns:	the time they took, fading
@@ -188,6 +207,7 @@ struct nvme_rate {
  * @pool:	the daemon's workers: checksums
  * @aux:	workers of its own: system calls that may block for long
  * @eng:	the engine; @eng_data is its own
+ * @eng_note:	what is to be said about it beside its name
  * @fd:		the file description that the engine uses, = open.fd once
  *		everything is in order; -1 before
  * @epfd:	what the loop watches
@@ -221,6 +241,7 @@ struct nvme {
 	struct work_pool	*aux;
 	const struct nvme_engine_ops *eng;
 	void			*eng_data;
+	char			eng_note[64];
 	int			fd;
 	int			epfd;
 	bool			unlinked;
@@ -246,6 +267,7 @@ struct nvme {
 	struct nvme_open	open;
 	struct nvme_health	health;
 	struct nvme_zero	zero;
+	struct nvme_discard	discard;
 	struct nvme_rate	rate[2];
 	void			*mem;
 	_Atomic uint64_t	fixed_bytes;
@@ -301,6 +323,12 @@ void nvme_end_soon(struct nvme *nv, struct node_io *io, int res);
 
 /* The engine has done with @io: bytes moved or -errno. */
 void nvme_engine_done(struct nvme *nv, struct node_io *io, int res);
+
+/* nvme_discard.c */
+void nvme_discard_poll(struct nvme *nv, uint64_t now);
+uint64_t nvme_discard_next(const struct nvme *nv);
+/* What status says about it; "" where there is nothing to say. */
+const char *nvme_discard_note(const struct nvme *nv);
 
 /* nvme_health.c */
 void nvme_miss(struct nvme *nv, const char *what, uint64_t now);

@@ -23,6 +23,7 @@
  *	RAW -> (in use, when nothing else is left) -> RAW
  *	(in use) -> SUSPECT	when it empties and slots are in quarantine
  *	SUSPECT -> ZEROING -> READY, or DEAD after SLOT_ZERO_TRIES failures
+ *	READY -> DISCARD -> READY	if the medium is to know of empty ones
  *
  * The first write to a preallocated block of a file is a transaction of the
  * file system, which is why segments are zero-written before use; writing a
@@ -38,6 +39,8 @@
 
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
+
+#define PARTIAL_LOOK	8u	/* segments looked at for a better one */
 
 static struct list *seg_list(struct slot_store *s, enum seg_state state)
 {
@@ -168,8 +171,10 @@ static void seg_retire(struct slot_store *s, struct slot_seg *seg)
 		seg_free_maps(seg);
 		seg->slot_bytes = 0;
 		seg->nr_slots = 0;
+		seg->spent = true;
 	}
-	list_move_tail(seg_list(s, seg->state), &seg->link);
+	/* in front, to be used again before what the medium knows to be empty */
+	list_move(seg_list(s, seg->state), &seg->link);
 }
 
 static uint64_t *quarantine(const struct slot_seg *seg)
@@ -201,6 +206,24 @@ static struct slot_seg *slot_find(const struct slot_store *s,
 	return seg;
 }
 
+/*
+ * A segment with a free slot. Where the medium has no space left for what was
+ * never written, slots that were are the ones that still can be: rather those.
+ */
+static struct slot_seg *seg_partial(const struct slot_class *c)
+{
+	struct slot_seg *seg;
+	unsigned int looked = 0;
+
+	list_for_each_entry(seg, &c->partial, link) {
+		if (seg->state == SEG_READY)
+			return seg;
+		if (++looked == PARTIAL_LOOK)
+			break;
+	}
+	return list_first(&c->partial, struct slot_seg, link);
+}
+
 int slots_alloc(struct slot_store *s, uint32_t len, struct node_slot *slot)
 {
 	struct slot_seg *seg = NULL;
@@ -213,7 +236,7 @@ int slots_alloc(struct slot_store *s, uint32_t len, struct node_slot *slot)
 	slot_bytes = class_size(s, len);
 	c = class_find(s, slot_bytes);
 	if (c)
-		seg = list_first(&c->partial, struct slot_seg, link);
+		seg = seg_partial(c);
 	if (!seg)
 		seg = seg_assign(s, slot_bytes);
 	if (!seg)
@@ -380,6 +403,44 @@ void slots_zero_done(struct slot_store *s, uint32_t ix, bool ok)
 		list_add_tail(seg_list(s, seg->state), &seg->link);
 }
 
+/* Those that were used stand in front of those that the medium knows of. */
+static struct slot_seg *discard_candidate(const struct slot_store *s)
+{
+	struct slot_seg *seg = list_first(&s->ready, struct slot_seg, link);
+
+	return seg && seg->spent && s->ready.next != s->ready.prev ? seg : NULL;
+}
+
+bool slots_discard_wanted(const struct slot_store *s)
+{
+	return discard_candidate(s);
+}
+
+int slots_discard_next(struct slot_store *s)
+{
+	struct slot_seg *seg = discard_candidate(s);
+
+	if (!seg)
+		return -ENOENT;
+	seg->state = SEG_DISCARD;
+	s->nr_ready--;
+	list_del(&seg->link);
+	return (int)(seg - s->seg);
+}
+
+void slots_discard_done(struct slot_store *s, uint32_t ix, bool ok)
+{
+	struct slot_seg *seg = &s->seg[ix];
+
+	seg->state = SEG_READY;
+	seg->spent = !ok;
+	s->nr_ready++;
+	if (ok)
+		list_add_tail(&s->ready, &seg->link);
+	else
+		list_add(&s->ready, &seg->link);
+}
+
 static bool seg_check(const struct slot_store *s, const struct slot_seg *seg)
 {
 	uint32_t full = seg->nr_used + seg->nr_bad;
@@ -390,6 +451,7 @@ static bool seg_check(const struct slot_store *s, const struct slot_seg *seg)
 		    seg->state != SEG_ZEROING && seg->nr_bad)
 			return false;
 		return list_empty(&seg->link) == (seg->state == SEG_ZEROING ||
+						  seg->state == SEG_DISCARD ||
 						  seg->state == SEG_DEAD);
 	}
 	return (seg->state == SEG_READY || seg->state == SEG_RAW) &&

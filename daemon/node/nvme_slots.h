@@ -23,6 +23,7 @@ enum seg_state {
 	SEG_READY,
 	SEG_SUSPECT,		/* empty, has bad slots: not used until zeroed */
 	SEG_ZEROING,
+	SEG_DISCARD,		/* the medium is being told that it is empty */
 	SEG_DEAD,		/* could not be zeroed */
 };
 
@@ -39,6 +40,7 @@ enum seg_state {
  * @nr_bad:	given back and kept in quarantine
  * @hint:	where to look for a free slot
  * @tries:	failed attempts to zero it
+ * @spent:	has been used since the medium was told that it is empty
  */
 struct slot_seg {
 	struct list	link;
@@ -52,6 +54,7 @@ struct slot_seg {
 	uint32_t	hint;
 	uint8_t		state;
 	uint8_t		tries;
+	bool		spent;
 };
 
 /**
@@ -124,6 +127,19 @@ void slots_mark_bad(struct slot_store *s, const struct node_slot *slot);
  */
 int slots_zero_next(struct slot_store *s);
 void slots_zero_done(struct slot_store *s, uint32_t seg, bool ok);
+
+/**
+ * slots_discard_next() - an empty segment that the medium may be told of
+ *
+ * One that was in use before; not the last that is ready. It is nobody's until
+ * slots_discard_done().
+ * Return: its number, or -ENOENT.
+ */
+int slots_discard_next(struct slot_store *s);
+void slots_discard_done(struct slot_store *s, uint32_t seg, bool ok);
+
+/* Is there one? */
+bool slots_discard_wanted(const struct slot_store *s);
 
 /* Is there still a segment to be zero-written? */
 bool slots_zero_wanted(const struct slot_store *s);

@@ -17,9 +17,15 @@
  * Completions run as task work of the loop's thread, without interrupting it
  * (COOP_TASKRUN): it learns of them when it enters the kernel, or by the flag
  * that io_uring_peek_batch_cqe() looks at.
+ *
+ * With SQPOLL a thread of the kernel's looks for what was handed in, and sleeps
+ * when it has seen nothing for SQ_IDLE_MS: starting an I/O needs no system call
+ * then, and costs a CPU that does nothing else. Worth it where there are CPUs to
+ * spare and the I/O is small; off unless asked for.
  */
 #include <errno.h>
 #include <liburing.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +34,7 @@
 
 #define URING_MAX_BUFS	4096
 #define URING_BATCH	64
+#define SQ_IDLE_MS	20
 
 /* Longest memory that the kernel takes as one entry. */
 #define URING_BUF_MAX	(UINT64_C(1) << 30)
@@ -47,6 +54,7 @@ struct uring_buf {
  * @fixed_file:	the file is registered
  * @table:	there is a table of buffers
  * @busy:	the kernel did not take everything
+ * @sqpoll:	a thread of the kernel's takes it
  * @lock:	protects all below
  * @bufs:	by address; @nr_bufs of @max_bufs
  * @taken:	which entries are in use
@@ -56,12 +64,40 @@ struct uring {
 	bool			fixed_file;
 	bool			table;
 	bool			busy;
+	bool			sqpoll;
 	struct kvmm_mutex	lock;
 	struct uring_buf	*bufs;
 	uint32_t		nr_bufs;
 	uint32_t		max_bufs;
 	uint64_t		taken[BITMAP_WORDS(URING_MAX_BUFS)];
 };
+
+/* The ring as wished for, or one that works all the same. */
+static int ring_make(struct nvme *nv, struct uring *u, unsigned int entries)
+{
+	struct io_uring_params p = {
+		.flags		= IORING_SETUP_SQPOLL,
+		.sq_thread_idle	= SQ_IDLE_MS,
+	};
+	int err;
+
+	if (nv->opts.sqpoll) {
+		err = io_uring_queue_init_params(entries, &u->ring, &p);
+		u->sqpoll = !err;
+		snprintf(nv->eng_note, sizeof(nv->eng_note), "%s%s",
+			 err ? " (no SQPOLL: " : " with SQPOLL",
+			 err ? strerror(-err) : "");
+		if (!err)
+			return 0;
+		strcat(nv->eng_note, ")");
+	}
+	err = io_uring_queue_init(entries, &u->ring,
+				  IORING_SETUP_COOP_TASKRUN |
+				  IORING_SETUP_TASKRUN_FLAG);
+	if (err == -EINVAL)	/* before Linux 5.19 */
+		err = io_uring_queue_init(entries, &u->ring, 0);
+	return err;
+}
 
 static int uring_init(struct nvme *nv)
 {
@@ -73,11 +109,7 @@ static int uring_init(struct nvme *nv)
 
 	if (!u)
 		return -ENOMEM;
-	err = io_uring_queue_init(entries, &u->ring,
-				  IORING_SETUP_COOP_TASKRUN |
-				  IORING_SETUP_TASKRUN_FLAG);
-	if (err == -EINVAL)	/* before Linux 5.19 */
-		err = io_uring_queue_init(entries, &u->ring, 0);
+	err = ring_make(nv, u, entries);
 	if (err) {
 		free(u);
 		return err;
@@ -290,6 +322,11 @@ static void uring_flush(struct nvme *nv)
 {
 	struct uring *u = nv->eng_data;
 
+	if (u->sqpoll) {
+		/* its thread takes them in its own time */
+		u->busy = io_uring_submit(&u->ring) < 0;
+		return;
+	}
 	while (io_uring_sq_ready(&u->ring)) {
 		int n = io_uring_submit(&u->ring);
 

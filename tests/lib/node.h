@@ -63,6 +63,7 @@ struct op {
 
 /* The engine that this run of a test is about; set by the group's setup. */
 static enum nvme_engine test_engine = NVME_ENGINE_URING;
+static bool test_sqpoll;
 
 static inline void rig_init(struct rig *r)
 {
@@ -85,6 +86,7 @@ static inline void rig_init(struct rig *r)
 	r->o.bytes = 33 * MIB;
 	r->o.seg_bytes = MIB;
 	r->o.engine = test_engine;
+	r->o.sqpoll = test_sqpoll;
 	r->o.zero_bytes_s = UINT64_C(1) << 40;
 	/* the disk is everybody's: slow is no failure but where a test says */
 	r->o.io_timeout_ns = 20000 * MSEC;
@@ -263,6 +265,19 @@ static inline void assert_filled(const void *addr, uint32_t len, uint64_t seed)
 	fill(want, len, seed);
 	assert_memory_equal(addr, want, len);
 }
+
+/* Run @tests with io_uring's own thread, too, where there is one. */
+#define run_on_all_engines(tests) ({					\
+	int __err;							\
+									\
+	test_engine = NVME_ENGINE_URING;				\
+	test_sqpoll = true;						\
+	print_message("# io_uring with SQPOLL\n");			\
+	__err = cmocka_run_group_tests_name("sqpoll", tests,		\
+					    NULL, NULL);		\
+	test_sqpoll = false;						\
+	__err + run_on_both_engines(tests);				\
+})
 
 /* Run @tests once for each engine. */
 #define run_on_both_engines(tests) ({					\

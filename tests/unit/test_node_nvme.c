@@ -516,5 +516,5 @@ int main(void)
 		cmocka_unit_test(random_use_returns_what_was_written),
 	};
 
-	return run_on_both_engines(tests);
+	return run_on_all_engines(tests);
 }

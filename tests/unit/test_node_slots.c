@@ -271,6 +271,59 @@ static void many_sizes_share_classes_at_little_waste(void **state)
 	slots_fini(&s);
 }
 
+/* What was used is told of; what never was, and the last that is ready, is not. */
+static void empty_segments_are_told_of_once(void **state)
+{
+	struct node_slot slot[3];
+	struct slot_store s;
+	int a, b;
+
+	assert_int_equal(slots_init(&s, OFF, SEG, 3, NULL, 0), 0);
+	assert_false(slots_discard_wanted(&s));
+	for (int i = 0; i < 3; i++)
+		alloc_ok(&s, SEG, &slot[i]);
+	free_ok(&s, &slot[0]);
+	assert_int_equal(slots_discard_next(&s), -ENOENT);	/* the last */
+	free_ok(&s, &slot[1]);
+	free_ok(&s, &slot[2]);
+	a = slots_discard_next(&s);
+	assert_true(a >= 0);
+	assert_true(slots_check(&s));
+	b = slots_discard_next(&s);
+	assert_true(b >= 0 && b != a);
+	assert_int_equal(slots_discard_next(&s), -ENOENT);
+	slots_discard_done(&s, (uint32_t)a, true);
+	slots_discard_done(&s, (uint32_t)b, false);	/* once more */
+	assert_true(slots_check(&s));
+	assert_int_equal(s.nr_ready, 3);
+	assert_int_equal(slots_discard_next(&s), b);
+	slots_discard_done(&s, (uint32_t)b, true);
+
+	/* and what the medium knows to be empty is used last */
+	alloc_ok(&s, SEG, &slot[0]);
+	assert_int_not_equal(slot[0].off, slots_seg_off(&s, (uint32_t)a));
+	assert_int_not_equal(slot[0].off, slots_seg_off(&s, (uint32_t)b));
+	free_ok(&s, &slot[0]);
+	slots_fini(&s);
+}
+
+/* What was written before can be written again when the medium is full. */
+static void written_segments_come_before_raw_ones(void **state)
+{
+	uint64_t written = 1;		/* the first of two */
+	struct node_slot slot[4], again;
+	struct slot_store s;
+
+	assert_int_equal(slots_init(&s, OFF, SEG, 2, &written, 0), 0);
+	for (int i = 0; i < 3; i++)
+		alloc_ok(&s, SEG / 2, &slot[i]);
+	assert_true(slot[2].off >= slots_seg_off(&s, 1));	/* raw */
+	free_ok(&s, &slot[0]);
+	alloc_ok(&s, SEG / 2, &again);
+	assert_int_equal(again.off, slot[0].off);
+	slots_fini(&s);
+}
+
 static void too_long_is_refused(void **state)
 {
 	struct slot_store s;
@@ -301,7 +354,7 @@ static void random_use_keeps_every_law(void **state)
 	uint64_t used = 0;
 	unsigned int nr = 0;
 	struct rng r;
-	int z = -1;
+	int z = -1, d = -1;
 
 	print_message("# seed %llu\n", (unsigned long long)test_seed());
 	rng_seed(&r, test_seed());
@@ -347,6 +400,12 @@ static void random_use_keeps_every_law(void **state)
 			slots_zero_done(&s, (uint32_t)z, rng_below(&r, 10));
 			z = -1;
 		}
+		if (!rng_below(&r, 16) && d < 0) {
+			d = slots_discard_next(&s);
+		} else if (d >= 0 && !rng_below(&r, 4)) {
+			slots_discard_done(&s, (uint32_t)d, rng_below(&r, 4));
+			d = -1;
+		}
 		if (!(i % 64))
 			assert_true(slots_check(&s));
 	}
@@ -373,6 +432,8 @@ int main(void)
 		cmocka_unit_test(segment_that_stays_bad_is_not_used_again),
 		cmocka_unit_test(victim_is_the_emptiest_segment_of_another_size),
 		cmocka_unit_test(many_sizes_share_classes_at_little_waste),
+		cmocka_unit_test(empty_segments_are_told_of_once),
+		cmocka_unit_test(written_segments_come_before_raw_ones),
 		cmocka_unit_test(too_long_is_refused),
 		cmocka_unit_test(random_use_keeps_every_law),
 	};

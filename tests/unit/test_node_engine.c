@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Which engine moves the bytes, and what status says of it: where io_uring or its
+ * thread is refused the store works all the same. Refused it is by a seccomp
+ * filter, as containers have one, in a child: a filter is for ever.
+ */
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#include "tests/lib/node.h"
+
+#define LEN	65536u
+#define CHILD	"KVMM_TEST_SECCOMP"
+
+/* From now on io_uring_setup(2) fails with @err. */
+static int refuse_io_uring(int err)
+{
+	struct sock_filter f[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+			 offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K,
+			 SECCOMP_RET_ERRNO | (err & SECCOMP_RET_DATA)),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog prog = { .len = ARRAY_SIZE(f), .filter = f };
+
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog))
+		return -errno;
+	return 0;
+}
+
+/* Pages go down and come back, many at once, some of them odd. */
+static void works(struct rig *r)
+{
+	enum { N = 64 };
+	static struct op op[N];
+	static struct node_slot slot[N];
+	static uint32_t crc[N];
+	uint32_t i;
+
+	for (i = 0; i < N; i++) {
+		uint32_t len = LEN - i * 1000;
+
+		fill(r->mem + i * LEN, len, i);
+		assert_int_equal(node_slot_alloc(r->n, len, &slot[i]), 0);
+		op_init(&op[i], NODE_WRITE, &slot[i], r->mem + i * LEN, len,
+			"p");
+		assert_int_equal(node_submit(r->n, &op[i].io), 0);
+	}
+	for (i = 0; i < N; i++) {
+		rig_until(r, op[i].nr_release);
+		assert_int_equal(op[i].told, 0);
+		crc[i] = op[i].io.crc;
+	}
+	memset(r->mem, 0, N * LEN);
+	for (i = 0; i < N; i++) {
+		op_init(&op[i], NODE_READ, &slot[i], r->mem + i * LEN,
+			LEN - i * 1000, "p");
+		op[i].io.crc = crc[i];
+		assert_int_equal(node_submit(r->n, &op[i].io), 0);
+	}
+	for (i = 0; i < N; i++) {
+		rig_until(r, op[i].nr_release);
+		assert_int_equal(op[i].told, 0);
+		assert_filled(r->mem + i * LEN, LEN - i * 1000, i);
+	}
+}
+
+static bool status_says(const struct rig *r, const char *what)
+{
+	char line[500];
+
+	node_status(r->n, line, sizeof(line));
+	if (!strstr(line, what))
+		print_message("# %s\n", line);
+	return strstr(line, what);
+}
+
+/* -- in the child ------------------------------------------------------------------ */
+
+static void threads_do_it_where_io_uring_is_refused(void **state)
+{
+	struct rig r;
+
+	rig_init(&r);
+	r.o.engine = NVME_ENGINE_AUTO;
+	rig_open(&r);
+	assert_true(status_says(&r, "threads (io_uring was refused)"));
+	works(&r);
+	rig_fini(&r);
+}
+
+static void io_uring_or_nothing_is_nothing(void **state)
+{
+	struct rig r;
+
+	rig_init(&r);
+	r.o.engine = NVME_ENGINE_URING;
+	assert_int_equal(nvme_create(&r.o, r.pool, &r.n), -EPERM);
+	r.n = NULL;
+	rig_fini(&r);
+}
+
+static int child_main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(threads_do_it_where_io_uring_is_refused),
+		cmocka_unit_test(io_uring_or_nothing_is_nothing),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/* -- here --------------------------------------------------------------------------- */
+
+static void a_host_that_refuses_io_uring_is_served_by_threads(void **state)
+{
+	pid_t pid = fork();
+	int status;
+
+	assert_true(pid >= 0);
+	if (!pid) {
+		dup2(2, 1);		/* the results here are ours */
+		setenv(CHILD, "1", 1);
+		if (refuse_io_uring(EPERM))
+			_exit(77);
+		execl("/proc/self/exe", "refused", (char *)NULL);
+		_exit(127);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+		print_message("# no seccomp filters here\n");
+		skip();
+	}
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void threads_that_were_asked_for_are_no_fallback(void **state)
+{
+	struct rig r;
+
+	test_engine = NVME_ENGINE_THREADS;
+	rig_init(&r);
+	r.o.sqpoll = true;	/* which they know nothing of */
+	rig_open(&r);
+	assert_true(status_says(&r, "threads, "));
+	works(&r);
+	rig_fini(&r);
+}
+
+static void sqpoll_is_used_or_status_says_why_not(void **state)
+{
+	struct rig r;
+	char line[500];
+
+	test_engine = NVME_ENGINE_URING;
+	rig_init(&r);
+	r.o.sqpoll = true;
+	rig_open(&r);
+	node_status(r.n, line, sizeof(line));
+	assert_true(strstr(line, "io_uring with SQPOLL") ||
+		    strstr(line, "io_uring (no SQPOLL: "));
+	works(&r);
+	/* its thread sleeps after a while, and is woken */
+	for (int i = 0; i < 3; i++) {
+		struct timespec ts = { .tv_nsec = 50 * MSEC };
+
+		nanosleep(&ts, NULL);
+		works(&r);
+		rig_close(&r);
+		unlink(r.path);
+		rig_open(&r);
+	}
+	rig_fini(&r);
+
+	rig_init(&r);
+	rig_open(&r);
+	assert_true(status_says(&r, "io_uring, "));
+	rig_fini(&r);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(
+			a_host_that_refuses_io_uring_is_served_by_threads),
+		cmocka_unit_test(threads_that_were_asked_for_are_no_fallback),
+		cmocka_unit_test(sqpoll_is_used_or_status_says_why_not),
+	};
+
+	if (getenv(CHILD))
+		return child_main();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
