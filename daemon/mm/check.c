@@ -28,6 +28,7 @@
 struct tally {
 	uint64_t	pages[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	uint64_t	dirty[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	uint64_t	refused[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	uint64_t	bytes[KVMM_MAX_NODES];
 	uint64_t	lines;
 	uint64_t	nr_pages;
@@ -230,6 +231,7 @@ static int check_copies(const struct page *pg, struct tally *t,
 				      KEY_ARGS(pg), i,
 				      list_empty(&c->link) ? "clean" : "dirty");
 		t->dirty[cls][i] += !list_empty(&c->link);
+		t->refused[cls][i] += !!(c->flags & COPY_REFUSED);
 	}
 	if (!there || there != pg->nr_copies)
 		return broken(e, KEY_FMT ": %u copies, counted as %u",
@@ -432,6 +434,12 @@ static int check_pools_of(const struct mm_space *sp, const struct tally *t,
 					c, n, llu(t->dirty[c][n]),
 					llu(p->nr_dirty),
 					list_count(&p->dirty));
+			if (p->nr_refused != t->refused[c][n] ||
+			    p->nr_refused > p->nr_dirty)
+				return broken(e,
+					"class %u, node %u: %llu pages not admitted below, counted as %llu",
+					c, n, llu(t->refused[c][n]),
+					llu(p->nr_refused));
 		}
 	}
 	return 0;

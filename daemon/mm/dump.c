@@ -32,6 +32,7 @@ static void pool_stat(const struct mm_pool *p, struct mm_node_stat *st)
 	if (p->nd->mem) {
 		st->frames_ready += p->nr_pages;
 		st->pages_dirty += p->nr_dirty;
+		st->pages_refused += p->nr_refused;
 	}
 	list_for_each_entry(w, &p->windows, pool_link)
 		if (!w->closed)
@@ -40,7 +41,7 @@ static void pool_stat(const struct mm_pool *p, struct mm_node_stat *st)
 
 void mm_node_stat(struct mm *mm, unsigned int node, struct mm_node_stat *st)
 {
-	const struct mm_node *nd = &mm->node[node];
+	struct mm_node *nd = &mm->node[node];
 	const struct mm_pool *p;
 
 	*st = (struct mm_node_stat){
@@ -54,6 +55,8 @@ void mm_node_stat(struct mm *mm, unsigned int node, struct mm_node_stat *st)
 	};
 	list_for_each_entry(p, &nd->pools, node_link)
 		pool_stat(p, st);
+	if (!nd->mem)
+		admit_stat(nd, st);
 }
 
 /* -- pins ------------------------------------------------------------------------ */

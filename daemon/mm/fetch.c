@@ -184,6 +184,7 @@ static void fetch_page(struct fetch_op *fo, uint32_t i,
 	memcpy(k, key->key, sizeof(k));
 	pg = page_find(sp, key->group, k);
 	if (!pg) {
+		admit_asked(sp, key->group, k);
 		r->result = -ENOENT;
 		return;
 	}

@@ -198,6 +198,7 @@ static void flight_arrive(struct flight *fl)
 		c->pol.flags |= KVMM_POLICY_COLD;
 	} else {
 		fl->to->c.pgload++;
+		c->flags |= COPY_WANTED;
 	}
 	fl->arrived = true;
 	c->flight = NULL;

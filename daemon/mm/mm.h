@@ -75,12 +75,17 @@ struct mm_ops {
  * @extent_bytes: 0 = clamp(capacity / 1024, 32 MiB, 1 GiB), less on small nodes
  * @gang:	of memory: its frames are cut into so many parts, one a rank of
  *		an engine of that world; sizes are of all parts together. 0: no
+ * @second_touch: block: does not take pages that were used once
+ * @day_permille: block: what may be written to it a day, thousandths of its
+ *		capacity; 0: no limit
  */
 struct mm_node_opts {
 	struct node	*node;
 	uint8_t		kind;
 	uint8_t		below;
 	uint8_t		gang;
+	bool		second_touch;
+	uint32_t	day_permille;
 	uint64_t	size_max;
 	uint64_t	extent_bytes;
 };
@@ -377,6 +382,10 @@ struct mm_counters {
 	uint64_t	pgload_late;	/* came after all its waiters had left */
 	uint64_t	pgdemote;	/* written to the node below */
 	uint64_t	pgdemote_fail;
+	uint64_t	pgadmit;	/* block: written here on their own account,
+					   and not for one that hangs on them */
+	uint64_t	pgadmit_refused; /* block: not worth a write */
+	uint64_t	pgadmit_budget;	/* block: no more writes just now */
 	uint64_t	pgdrop;		/* left, a copy lives below */
 	uint64_t	pgdrop_gone;	/* left, was the last copy */
 	uint64_t	pgdrop_orphan;	/* left because its ancestor did, or a part of
@@ -406,6 +415,11 @@ struct mm_node_stat {
 	uint64_t	frames, frames_free, frames_open, frames_loading;
 	uint64_t	frames_ready, frames_quarantine, frames_magazine;
 	uint64_t	pages_dirty;	/* no copy below */
+	uint64_t	pages_refused;	/* of these, not admitted there */
+	bool		second_touch;	/* block: see struct mm_node_opts */
+	uint64_t	filter_bytes;	/* block: the filter of what was seen */
+	uint64_t	budget_day;	/* block: bytes a day; 0: no limit */
+	int64_t		budget_left;	/* block: below zero: overdrawn */
 	struct mm_counters c;
 };
 
@@ -509,6 +523,8 @@ void mm_for_each_space(struct mm *mm,
 uint64_t mm_stage_bytes(const struct mm *mm);
 /** mm_kept_bytes() - what is remembered of spaces that ended */
 uint64_t mm_kept_bytes(const struct mm *mm);
+/** mm_admit_bytes() - what block nodes remember of pages that they refused */
+uint64_t mm_admit_bytes(const struct mm *mm);
 
 /**
  * mm_check() - every conservation law: closure, accounts, states, index

@@ -282,6 +282,10 @@ struct reclaim_control {
 void pool_reclaim(struct mm_pool *p, struct reclaim_control *rc);
 /* Watermark work of every pool that is due; returns when to come again. */
 uint64_t reclaim_run(struct mm *mm, uint64_t now_ns);
+/* Not admitted by the node below: it is no more, or its last use changes that. */
+void admit_forget(struct mm_pool *p, struct copy *c);
+/* What block nodes have of it, for people. */
+void admit_stat(struct mm_node *lo, struct mm_node_stat *st);
 /* Demote: write @pg and the ancestors it needs to the node below @nd. */
 int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio);
 /* Drop @pg's copy on @nd; the last copy takes its descendants with it. */

@@ -22,7 +22,7 @@
  *     page.nr_bound = those of them that are bound to it;
  *     copy.nr_bound = those of these with a copy, not NONE, on this node
  *   - memory pool: dirty holds the nr_dirty READY copies of pages that have no
- *     READY copy below
+ *     READY copy below; of these pool.nr_refused are COPY_REFUSED, others never
  *   - a frame is in exactly one place: its extent's free stack, an engine's
  *     hands or magazine (OPEN, owner set), a page (LOADING, READY, ISOLATED),
  *     quarantine (QUARANTINE, owner set)
@@ -98,6 +98,8 @@ struct copy {
 				   counted as a copy below */
 #define COPY_WFAIL	2u	/* memory: the medium refused it; not written again
 				   before the next touch */
+#define COPY_REFUSED	4u	/* memory, dirty: the node below did not admit it */
+#define COPY_WANTED	8u	/* memory: it does, by what it knows (admit.c) */
 
 /**
  * struct page - a page
@@ -135,6 +137,24 @@ struct page {
 #define PAGE_ORPHAN	16u	/* BOUND, not BAD, and its parent was freed before
 				   it: a breach that mm_check() reports */
 
+/**
+ * struct mm_admit - what a block node admits (admit.c)
+ * @second_touch: not what was used once; else everything
+ * @day_permille: write budget: thousandths of its capacity a day; 0: no limit
+ * @bucket:	the filter, @nr_buckets of them, a power of two; made when first
+ *		asked, since only a node that is online knows its capacity
+ * @filled_ns:	up to when the budget was filled; 0: not yet
+ * @left:	bytes; below zero: overdrawn
+ */
+struct mm_admit {
+	bool		second_touch;
+	uint32_t	day_permille;
+	uint64_t	*bucket;
+	uint64_t	nr_buckets;
+	uint64_t	filled_ns;
+	int64_t		left;
+};
+
 /* One node, as mm runs it. */
 struct mm_node {
 	struct mm	*mm;
@@ -155,6 +175,8 @@ struct mm_node {
 	uint64_t	wb_bytes;	/* block: being written to it */
 	uint32_t	wb_ios;
 	uint64_t	wb_after_ns;	/* it refused a gang's: none before that */
+	bool		no_space;	/* the last word of its medium on writes */
+	struct mm_admit	admit;		/* block */
 	struct evac	*evac;		/* memory: at most one at a time */
 	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
 };
@@ -227,6 +249,7 @@ struct frame_meta {
  * @reserve:	free frames that only loads may take (watermark min)
  * @dirty:	READY copies without a READY copy below, coldest first; kept by
  *		copy_set_state()
+ * @nr_refused:	of them, those that the node below did not admit
  * @full_ns:	a search that saw every page found nothing to take: until then
  *		no other is made for a load
  * @squeezed_ns: since when there has been somebody who waits for frames, 0:
@@ -246,6 +269,7 @@ struct mm_pool {
 	void		*policy;	/* instance memory */
 	uint64_t	nr_pages;	/* READY copies */
 	uint64_t	nr_dirty;	/* of them, without a copy below; memory */
+	uint64_t	nr_refused;	/* of these, not admitted there */
 	struct list	dirty;		/* copy.link; nr_dirty of them */
 	uint64_t	full_ns;
 	uint64_t	squeezed_ns;

@@ -400,6 +400,7 @@ static void dirty_update(struct page *pg)
 		} else {
 			list_del(&c->link);
 			p->nr_dirty--;
+			admit_forget(p, c);
 		}
 	}
 }
@@ -452,11 +453,12 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
 		copy_ready(pg, nd, c);
 	if (st == COPY_NONE) {
 		copy_count(pg, nd, -1);
-		c->flags = 0;
 		c->pol.flags = 0;
 		c->pol.uses = 0;
 	}
 	dirty_update(pg);
+	if (st == COPY_NONE)
+		c->flags = 0;
 
 	if (nd->mem && !(pg->flags & PAGE_BAD)) {
 		/* what was not READY has no line */

@@ -13,7 +13,8 @@
  *	nobody takes it		dropped for good if none is bound to it
  *
  * Nobody takes it: there is no node below, it is failing, full of what cannot
- * go, or read-only; the medium refused this very page; or so much is on its way
+ * go, or read-only; it does not admit the page, or has no write left for it today
+ * (admit.c); the medium refused this very page; or so much is on its way
  * down already that an allocation has waited for it too long (scan_lower()). A
  * cache that is filled faster than it can be written forgets; engines would have
  * to preempt requests for what nobody may ever ask for again.
@@ -180,7 +181,8 @@ static enum kvmm_policy_answer consider_dirty(struct scan *s,
 		s->rc->writing++;
 		return KVMM_POLICY_REFUSED;
 	}
-	if (!s->lo || (page_copy(pg, p->nd)->flags & COPY_WFAIL))
+	if (!s->lo || (page_copy(pg, p->nd)->flags & COPY_WFAIL) ||
+	    !admit_page(pg, p->nd, s->lo))
 		return copy_drop_last(pg, p->nd) ? KVMM_POLICY_TAKEN :
 						   stays(s, pg);
 	if (!s->rc->clean_only && s->nr_dirty < TIER_BATCH)

@@ -9,6 +9,7 @@ void tier_init(struct mm *mm)
 	list_init(&mm->flights);
 	list_init(&mm->wbacks);
 	stage_init(mm);
+	admit_init(mm);
 }
 
 bool tier_stop(struct mm *mm)
@@ -24,6 +25,7 @@ void tier_fini(struct mm *mm)
 	unsigned int i;
 
 	stage_fini(mm);
+	admit_fini(mm);
 	for (i = 0; i < mm->nr_nodes; i++) {
 		free(mm->node[i].slots);
 		free(mm->node[i].evac);

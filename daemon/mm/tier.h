@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the files that move pages between nodes share: reclaim.c, writeback.c,
- * fetch.c, evacuate.c, drop.c, touch.c, policy.c.
+ * fetch.c, evacuate.c, drop.c, touch.c, policy.c, admit.c.
  */
 #ifndef KVMM_DAEMON_MM_TIER_H
 #define KVMM_DAEMON_MM_TIER_H
@@ -130,6 +130,21 @@ bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo);
 uint64_t writeback_run(struct mm *mm, uint64_t now);
 /* Take back what has not been started. */
 void writeback_stop(struct mm *mm);
+
+/* -- admit.c ----------------------------------------------------------------- */
+
+/* Is @pg, dirty on @nd, worth a write to @lo? Remembers that it was asked. */
+bool admit_page(struct page *pg, struct mm_node *nd, struct mm_node *lo);
+/* It was used once more. */
+void admit_touch(struct mm_pool *p, struct copy *c);
+/* Somebody asked for a page that is nowhere. */
+void admit_asked(const struct mm_space *sp, uint16_t group,
+		 const uint64_t key[4]);
+/* May another page be written to @lo today? An ancestor may, a little longer. */
+bool budget_left(struct mm_node *lo, bool ancestor);
+void budget_charge(struct mm_node *lo, uint64_t bytes);
+void admit_init(struct mm *mm);
+void admit_fini(struct mm *mm);
 
 /* -- stage.c ----------------------------------------------------------------- */
 

@@ -44,6 +44,7 @@ static void copy_touch(struct page *pg, struct mm_pool *p,
 	pool_policy(p)->touch(p->policy, &c->pol);
 	p->nd->c.pgtouch++;
 	c->flags &= ~COPY_WFAIL;
+	admit_touch(p, c);
 	if (!list_empty(&c->link) && !(pg->flags & PAGE_BAD))
 		list_move_tail(&p->dirty, &c->link);
 }

@@ -10,7 +10,8 @@
  * nothing has been given up for it: its descendants below are WRITING, too, and
  * all of them are still READY above.
  *
- * Admission. Every page is admitted. Where the node is full, the slots that are
+ * Admission. Which pages are worth a write is in admit.c; asked is the page that
+ * is to leave, and not the ancestors that it needs. Where the node is full, the slots that are
  * needed least leave it (slot_room()); nothing waits for them, since a slot is
  * free when its page is dropped. A page that finds no room, or a medium that
  * takes no writes, stays where it is, and reclaim may drop it.
@@ -322,6 +323,7 @@ static void wback_ready(struct wback *wb)
 	struct copy *c = page_copy(pg, to);
 
 	c->crc = wb->io.crc;
+	to->no_space = false;
 	wback_free(c);
 	copy_set_state(pg, to, COPY_READY);
 	from->c.pgdemote++;
@@ -374,6 +376,16 @@ static void wback_failed(struct wback *wb)
 	 */
 	if (wb->io.result == -EIO && src->state == COPY_READY)
 		src->flags |= COPY_WFAIL;
+	/*
+	 * The medium has less space than the node was promised: make do with
+	 * less. What was written before can be written again (nvme_slots.c). If
+	 * that does not help either no more is given up for it.
+	 */
+	if (wb->io.result == -ENOSPC && !wb->to->no_space &&
+	    !wb->to->mm->stopping) {
+		wb->to->no_space = true;
+		evict_slots(page_pool(wb->pg, wb->to));
+	}
 }
 
 static void wback_done(struct node_io *io, int result)
@@ -545,6 +557,7 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 	copy_set_state(pg, to, COPY_WRITING);
 	to->wb_ios++;
 	to->wb_bytes += wb->io.len;
+	budget_charge(to, round_up(wb->io.len, NODE_ALIGN));
 	if (wb->stage)
 		wback_gather(wb);
 	return 0;
@@ -559,7 +572,8 @@ err_free:
 
 /*
  * Returns how many writes were begun, or why none: -EBUSY (enough are under
- * way), -EIO (refused before), -ENOSPC (and nothing there can go), -EAGAIN, ...
+ * way), -EIO (refused before), -ENOSPC (and nothing there can go), -EPERM (not
+ * admitted), -EDQUOT (no writes left today), -EAGAIN, ...
  * A chain that is longer than a batch begins with its upper part: come again.
  */
 int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
@@ -577,6 +591,12 @@ int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
 		return -EBUSY;
 	if (page_copy(pg, lo)->state != COPY_NONE || (pg->flags & PAGE_BAD))
 		return -EALREADY;
+	if (!admit_page(pg, nd, lo))
+		return -EPERM;
+	if (!budget_left(lo, false)) {
+		lo->c.pgadmit_budget++;
+		return -EDQUOT;
+	}
 	for (;; pg = pg->parent) {
 		if (page_copy(pg, nd)->flags & COPY_WFAIL)
 			return -EIO;
@@ -595,12 +615,14 @@ int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
 		page_copy(above, lo)->refs++;
 	}
 	end = n > TIER_BATCH ? n - TIER_BATCH : 0;
-	while (n > end && !pool_full_of_writes(p, lo)) {
+	while (n > end && !pool_full_of_writes(p, lo) &&
+	       (n == 1 || budget_left(lo, true))) {
 		err = wback_start(chain[--n % TIER_BATCH], nd, lo, prio);
 		if (err)
 			break;
 		begun++;
 	}
+	lo->c.pgadmit += !n && !err;
 	if (above)
 		copy_unref(above, lo);
 	return begun ? (int)begun : err;
@@ -608,13 +630,13 @@ int page_writeback(struct page *pg, struct mm_node *nd, enum node_prio prio)
 
 /* -- in the background -------------------------------------------------------- */
 
-/* Pages that ought to be free or clean and are neither. */
+/* Pages that ought to be free, clean or refused, and are not. */
 static uint64_t clean_lack(const struct mm_pool *p, const struct mm_node *lo)
 {
 	uint64_t room = pool_room(p);
 	uint64_t goal = (p->nr_frames + room) / WB_CLEAN_SHARE + p->wb_boost;
 	uint64_t have = p->nr_free + room + p->nr_pages - p->nr_dirty +
-			lo->wb_ios;
+			p->nr_refused + lo->wb_ios;
 
 	return goal > have ? goal - have : 0;
 }
@@ -637,7 +659,8 @@ static unsigned int pool_clean(struct mm_pool *p, struct mm_node *lo)
 				   NODE_PRIO_WRITEBACK);
 		if (n > 0)
 			begun += n;
-		else if (n != -EALREADY && n != -EIO && n != -EAGAIN)
+		else if (n != -EALREADY && n != -EIO && n != -EAGAIN &&
+			 n != -EPERM)
 			break;		/* the others may fare no better */
 	}
 	return begun;
@@ -651,7 +674,7 @@ uint64_t writeback_run(struct mm *mm, uint64_t now)
 		struct mm_node *nd = &mm->node[i], *lo = node_lower(nd);
 		struct mm_pool *p;
 
-		if (!lo || !node_takes(lo))
+		if (!lo || !node_takes(lo) || !budget_left(lo, false))
 			continue;
 		list_for_each_entry(p, &nd->pools, node_link)
 			if (!pool_pauses(p, lo) &&

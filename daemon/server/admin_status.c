@@ -29,6 +29,8 @@ static const struct field counter_fields[] = {
 	MM_FIELD(pgpublish), MM_FIELD(pgpublish_exist),
 	MM_FIELD(pgpublish_stale), MM_FIELD(pgload), MM_FIELD(pgload_fail),
 	MM_FIELD(pgload_late), MM_FIELD(pgdemote), MM_FIELD(pgdemote_fail),
+	MM_FIELD(pgadmit), MM_FIELD(pgadmit_refused),
+	MM_FIELD(pgadmit_budget),
 	MM_FIELD(pgdrop), MM_FIELD(pgdrop_gone), MM_FIELD(pgdrop_orphan),
 	MM_FIELD(pgscan_kreclaimd), MM_FIELD(pgscan_direct),
 	MM_FIELD(pgsteal_kreclaimd), MM_FIELD(pgsteal_direct),
@@ -56,7 +58,8 @@ static_assert(ARRAY_SIZE(dir_fields) * sizeof(uint64_t) ==
 static const struct field node_fields[] = {
 	NODE_FIELD(crc_bad), NODE_FIELD(fixed_ios), NODE_FIELD(fixed_bytes),
 	NODE_FIELD(plain_bytes), NODE_FIELD(bad_slots), NODE_FIELD(bad_bytes),
-	NODE_FIELD(zeroed_bytes), NODE_FIELD(extents), NODE_FIELD(huge_bytes),
+	NODE_FIELD(zeroed_bytes), NODE_FIELD(discarded_bytes),
+	NODE_FIELD(extents), NODE_FIELD(huge_bytes),
 	NODE_FIELD(probes),
 };
 
@@ -100,6 +103,21 @@ static json_t *load_json(const struct kvmm_hdr_node *h)
 						memory_order_relaxed));
 }
 
+static json_t *admission_json(const struct mm_node_stat *st)
+{
+	json_t *o = json_pack("{s:s, s:I}",
+			      "policy", word_of(admission_words,
+						st->second_touch),
+			      "filter_bytes", (json_int_t)st->filter_bytes);
+
+	json_object_set_new(o, "budget_day", st->budget_day ?
+			    json_u64(st->budget_day) : json_null());
+	json_object_set_new(o, "budget_left", st->budget_day ?
+			    json_integer((json_int_t)st->budget_left) :
+			    json_null());
+	return o;
+}
+
 static json_t *node_json(struct server *s, unsigned int ix)
 {
 	struct mm_node_stat st;
@@ -122,6 +140,7 @@ static json_t *node_json(struct server *s, unsigned int ix)
 		      "bytes_extents", (json_int_t)st.bytes_extents,
 		      "bytes_pages", (json_int_t)st.bytes_pages,
 		      "pages_dirty", (json_int_t)st.pages_dirty);
+	json_object_set_new(o, "pages_refused", json_u64(st.pages_refused));
 	json_object_set_new(o, "gang", json_integer(st.gang));
 	json_object_set_new(o, "below", st.below == KVMM_NODE_NONE
 			    ? json_null()
@@ -136,6 +155,7 @@ static json_t *node_json(struct server *s, unsigned int ix)
 	if (n->kind == NODE_MEM)
 		return o;
 	json_object_set_new(o, "path", json_string(s->cfg.node[ix].path));
+	json_object_set_new(o, "admission", admission_json(&st));
 	json_object_set_new(o, "load", load_json(&s->hdr->node[ix]));
 	json_object_set_new(o, "read",
 			    fields_json(&n->stats.dir[NODE_READ], dir_fields,
@@ -369,7 +389,8 @@ int cmd_status(struct server *s, const json_t *req, json_t *r,
 	json_object_set_new(r, "rejects", rejects_json(s));
 	json_object_set_new(r, "memory", json_pack("{s:I, s:I, s:I, s:I}",
 			    "metadata", (json_int_t)(sum.metadata +
-						     mm_kept_bytes(s->mm)),
+						     mm_kept_bytes(s->mm) +
+						     mm_admit_bytes(s->mm)),
 			    "staging", (json_int_t)mm_stage_bytes(s->mm),
 			    "ledgers_reserved", (json_int_t)t.ledger_bytes,
 			    "rss", (json_int_t)rss_bytes()));

@@ -25,6 +25,8 @@
 #define TIB		(UINT64_C(1) << 40)
 
 #define FREE_FLOOR_PCT	10
+#define DAY_PERMILLE	1000
+#define NOT_GIVEN	UINT32_MAX
 
 static int set_object(struct parse *p, const struct key *k, json_t *v,
 		      void *obj);
@@ -77,6 +79,16 @@ static const struct key node_keys[] = {
 	{ "free_floor_pct", key_u32,
 	  "0 to 90, per cent of the file system, 0: no floor",
 	  offsetof(struct config_node, free_floor_pct), 0, 90 },
+	{ "admission", key_word, "\"second-touch\" or \"all\"",
+	  offsetof(struct config_node, second_touch),
+	  .words = admission_words },
+	{ "writes_per_day", key_permille,
+	  "0 to 1000 times its size, in thousandths, 0: no limit",
+	  offsetof(struct config_node, day_permille), 0, 1000 * 1000 },
+	{ "discard", key_word, "\"off\" or \"segments\"",
+	  offsetof(struct config_node, discard), .words = discard_words },
+	{ "sqpoll", key_bool, "true or false",
+	  offsetof(struct config_node, sqpoll) },
 	{ "extent", key_bytes, "64KiB to 1GiB",
 	  offsetof(struct config_node, extent_bytes), 1 << 16, GIB },
 	{ "gang", key_u32, "2 to 8, the world of the engines that it serves",
@@ -268,9 +280,13 @@ static int judge_kind(struct parse *p, const struct config_node *n)
 
 	if (!nvme && (n->path[0] || n->depth || n->io_timeout_ns ||
 		      n->free_floor_pct >= 0 ||
+		      n->second_touch != NOT_GIVEN ||
+		      n->day_permille != NOT_GIVEN ||
+		      n->discard || n->sqpoll ||
 		      n->engine != NVME_ENGINE_AUTO))
-		return key_fail(p, "path, engine, depth, io_timeout and "
-			    "free_floor_pct are for nodes of kind \"nvme\"");
+		return key_fail(p, "path, engine, depth, io_timeout, "
+			    "free_floor_pct, admission, writes_per_day, discard "
+			    "and sqpoll are for nodes of kind \"nvme\"");
 	if (nvme && (n->below[0] || n->extent_bytes || n->hugepages ||
 		     n->numa >= 0 || n->gang))
 		return key_fail(p, "below, extent, gang, numa and hugepages are "
@@ -282,6 +298,18 @@ static int judge_kind(struct parse *p, const struct config_node *n)
 	    n->size_max < n->size)
 		return key_fail(p, "\"size_max\" is less than \"size\"");
 	return nvme ? need(p, n->path, "path", node_keys) : 0;
+}
+
+static void node_defaults(struct config_node *n)
+{
+	bool nvme = n->kind == KVMM_NODE_NVME;
+
+	if (nvme && n->free_floor_pct < 0)
+		n->free_floor_pct = FREE_FLOOR_PCT;
+	if (n->second_touch == NOT_GIVEN)
+		n->second_touch = nvme;
+	if (n->day_permille == NOT_GIVEN)
+		n->day_permille = nvme ? DAY_PERMILLE : 0;
 }
 
 static int judge_node(struct parse *p, unsigned int ix)
@@ -299,8 +327,7 @@ static int judge_node(struct parse *p, unsigned int ix)
 			   "size", node_keys);
 	if (!err)
 		err = judge_kind(p, n);
-	if (n->kind == KVMM_NODE_NVME && n->free_floor_pct < 0)
-		n->free_floor_pct = FREE_FLOOR_PCT;
+	node_defaults(n);
 	for (i = 0; i < ix && !err; i++) {
 		if (!strcmp(n->name, p->c->node[i].name))
 			err = key_fail(p, "nodes[%u] is called \"%s\", too", i,
@@ -354,6 +381,7 @@ static int set_nodes(struct parse *p, const struct key *k, json_t *v,
 
 		c->node[i] = (struct config_node){
 			.numa = -1, .free_floor_pct = -1,
+			.second_touch = NOT_GIVEN, .day_permille = NOT_GIVEN,
 			.below_ix = KVMM_NODE_NONE,
 		};
 		parse_ix(p, i);

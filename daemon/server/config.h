@@ -58,6 +58,11 @@ struct config_socket {
  * @depth:	nvme: I/Os in the kernel's hands; 0: the node's default
  * @io_timeout_ns: nvme
  * @free_floor_pct: nvme: of its file system, to be left free; -1: not given
+ * @second_touch: nvme: what was used once is not written to it
+ * @day_permille: nvme: what may be written to it a day, thousandths of its size;
+ *		0: no limit
+ * @discard:	nvme: the medium is told of segments that became empty
+ * @sqpoll:	nvme: a thread of the kernel's takes I/O
  * @extent_bytes: host; 0: chosen from the size
  * @gang:	host: parts of its frames, one a rank of an engine of that
  *		world; @bytes are of all of them. 0: no gang
@@ -77,10 +82,14 @@ struct config_node {
 	uint64_t	io_timeout_ns;
 	uint32_t	engine;
 	uint32_t	depth;
+	uint32_t	second_touch;
+	uint32_t	day_permille;
+	uint32_t	discard;
 	uint32_t	gang;
 	int32_t		numa;
 	int32_t		free_floor_pct;
 	bool		hugepages;
+	bool		sqpoll;
 };
 
 struct config {

@@ -80,6 +80,21 @@ int key_u32(struct parse *p, const struct key *k, json_t *v, void *obj)
 	return 0;
 }
 
+int key_permille(struct parse *p, const struct key *k, json_t *v, void *obj)
+{
+	double n = json_number_value(v) * 1000, off;
+	uint32_t m;
+
+	if (!json_is_number(v) || n < (double)k->lo || n > (double)k->hi)
+		return key_refuse(p, k, v);
+	m = (uint32_t)(n + 0.5);
+	off = n - m;
+	if (off > 1e-6 || off < -1e-6)	/* 1e-6: what a decimal is off by */
+		return key_refuse(p, k, v);
+	*(uint32_t *)place(obj, k) = m;
+	return 0;
+}
+
 int key_bool(struct parse *p, const struct key *k, json_t *v, void *obj)
 {
 	if (!json_is_boolean(v))

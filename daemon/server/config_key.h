@@ -61,6 +61,8 @@ int key_refuse(struct parse *p, const struct key *k, json_t *v);
 
 /* Values; each checks against @k and refuses. */
 int key_u32(struct parse *p, const struct key *k, json_t *v, void *obj);
+/* A number with at most three decimals, kept as thousandths. */
+int key_permille(struct parse *p, const struct key *k, json_t *v, void *obj);
 int key_bool(struct parse *p, const struct key *k, json_t *v, void *obj);
 int key_word(struct parse *p, const struct key *k, json_t *v, void *obj);
 int key_string(struct parse *p, const struct key *k, json_t *v, void *obj);

@@ -34,6 +34,14 @@ const struct word engine_words[] = {
 	{ "threads", NVME_ENGINE_THREADS }, { NULL, 0 }
 };
 
+const struct word admission_words[] = {
+	{ "second-touch", 1 }, { "all", 0 }, { NULL, 0 }
+};
+
+const struct word discard_words[] = {
+	{ "off", 0 }, { "segments", 1 }, { NULL, 0 }
+};
+
 const struct word level_words[] = {
 	{ "err", LOG_LVL_ERR }, { "warn", LOG_LVL_WARN },
 	{ "notice", LOG_LVL_NOTICE }, { "info", LOG_LVL_INFO },
@@ -171,6 +179,14 @@ static json_t *node_json(const struct config_node *n)
 			    json_string(word_of(engine_words, n->engine)));
 	json_object_set_new(o, "free_floor_pct",
 			    json_integer(n->free_floor_pct));
+	json_object_set_new(o, "admission",
+			    json_string(word_of(admission_words,
+						n->second_touch)));
+	json_object_set_new(o, "writes_per_day",
+			    json_real(n->day_permille / 1000.0));
+	json_object_set_new(o, "discard",
+			    json_string(word_of(discard_words, n->discard)));
+	json_object_set_new(o, "sqpoll", json_boolean(n->sqpoll));
 	if (n->depth)
 		json_object_set_new(o, "depth", json_integer(n->depth));
 	if (n->io_timeout_ns)
@@ -207,7 +223,7 @@ int config_print(const struct config *c, FILE *out)
 			 "log_level", word_of(level_words, c->log_level));
 	if (!root)
 		return -ENOMEM;
-	err = json_dumpf(root, out, JSON_INDENT(2)) || fputc('\n', out) == EOF;
+	err = json_dumpf(root, out, JSON_INDENT(2) | JSON_REAL_PRECISION(7)) || fputc('\n', out) == EOF;
 	json_decref(root);
 	return err ? -EIO : 0;
 }

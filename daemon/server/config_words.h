@@ -15,6 +15,8 @@ extern const struct word right_words[];
 extern const struct word mode_words[];
 extern const struct word kind_words[];
 extern const struct word engine_words[];
+extern const struct word admission_words[];
+extern const struct word discard_words[];
 extern const struct word level_words[];
 
 /** word_of() - the name of @value; "?" for one that has none */

@@ -98,6 +98,8 @@ static int node_make(struct server *s, unsigned int ix)
 		.bytes	= c->bytes,
 		.depth	= c->depth,
 		.engine	= c->engine,
+		.sqpoll	= c->sqpoll,
+		.discard = c->discard,
 		.io_timeout_ns = c->io_timeout_ns,
 		.free_floor_pct = (uint32_t)max(c->free_floor_pct, 0),
 	};
@@ -238,6 +240,8 @@ static int mm_make(struct server *s, struct errmsg *e)
 			.size_max	= s->cfg.node[i].size_max,
 			.extent_bytes	= s->cfg.node[i].extent_bytes,
 			.gang		= (uint8_t)s->cfg.node[i].gang,
+			.second_touch	= s->cfg.node[i].second_touch,
+			.day_permille	= s->cfg.node[i].day_permille,
 		};
 	return mm_create(&o, &s->mm, e);
 }

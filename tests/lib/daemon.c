@@ -131,10 +131,12 @@ static json_t *config_nodes(const struct test_daemon *d)
 	json_object_set_new(dram, "below", json_string("nvme0"));
 	if (gang)
 		json_object_set_new(gang, "below", json_string("nvme0"));
-	nvme = json_pack("{s:s, s:s, s:s, s:o, s:s}",
+	nvme = json_pack("{s:s, s:s, s:s, s:o, s:s, s:s, s:f}",
 			 "name", "nvme0", "kind", "nvme", "path", d->nvme,
 			 "size", json_bytes(o->nvme_bytes),
-			 "engine", o->engine ? o->engine : "auto");
+			 "engine", o->engine ? o->engine : "auto",
+			 "admission", o->admission ? o->admission : "all",
+			 "writes_per_day", o->writes_per_day);
 	if (o->io_timeout)
 		json_object_set_new(nvme, "io_timeout",
 				    json_string(o->io_timeout));

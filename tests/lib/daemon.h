@@ -59,6 +59,8 @@ struct td_socket {
  * @engine:	of nvme0: "auto", "io_uring", "threads"; NULL = "auto"
  * @io_timeout:	of nvme0, as "3s"; NULL = the daemon's default
  * @free_floor_pct: of nvme0; 0 = the daemon's default
+ * @admission:	of nvme0; NULL = "all", so that what is evicted can be counted on
+ * @writes_per_day: of nvme0; 0 = no limit
  * @policy:	NULL = the daemon's default
  * @socket:	client sockets; none = one, "kvmm.sock"
  * @config:	JSON text, merged into the generated configuration; arrays are
@@ -78,6 +80,8 @@ struct td_opts {
 	const char		*engine;
 	const char		*io_timeout;
 	unsigned int		free_floor_pct;
+	const char		*admission;
+	double			writes_per_day;
 	const char		*policy;
 	struct td_socket	socket[TD_MAX_SOCKETS];
 	const char		*config;

@@ -186,6 +186,8 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 	mo->node[1] = (struct mm_node_opts){
 		.node = r->nvme, .kind = KVMM_NODE_NVME,
 		.below = KVMM_NODE_NONE, .size_max = r->o.nvme_bytes,
+		.second_touch = r->o.second_touch,
+		.day_permille = r->o.day_permille,
 	};
 	if (!r->o.far_bytes)
 		return;

@@ -37,6 +37,8 @@ struct rig_opts {
 	const struct kvmm_policy_v0 *policy;
 	const char	*nvme_path;
 	bool		no_nvme;
+	bool		second_touch;	/* see struct mm_node_opts */
+	uint32_t	day_permille;
 	uint8_t		gang;		/* DRAM is one of so many parts */
 	bool		crc;		/* publishers say what the bytes sum up to */
 	bool		other_bytes;	/* ... and compute others than usual */

@@ -81,7 +81,9 @@ static void config_reads_every_key(void **state)
 		" {\"name\": \"n\", \"kind\": \"nvme\", \"path\": \"/dev/x\","
 		"  \"size\": 1073741824, \"engine\": \"threads\","
 		"  \"depth\": 32, \"io_timeout\": \"250ms\","
-		"  \"free_floor_pct\": 5}],"
+		"  \"free_floor_pct\": 5, \"admission\": \"all\","
+		"  \"writes_per_day\": 0.3, \"discard\": \"segments\","
+		"  \"sqpoll\": true}],"
 		" \"limits\": {\"max_clients\": 7, \"max_spaces\": 8,"
 		"  \"max_requests\": 9, \"pin_limit_pct\": 10},"
 		" \"timeouts\": {\"fetch\": \"1s\", \"direct_reclaim\": \"1ms\","
@@ -102,6 +104,10 @@ static void config_reads_every_key(void **state)
 	assert_int_equal(c.node[1].depth, 32);
 	assert_int_equal(c.node[1].io_timeout_ns, 250 * NSEC_PER_MSEC);
 	assert_int_equal(c.node[1].free_floor_pct, 5);
+	assert_int_equal(c.node[1].second_touch, 0);
+	assert_int_equal(c.node[1].day_permille, 300);
+	assert_int_equal(c.node[1].discard, 1);
+	assert_true(c.node[1].sqpoll);
 	assert_int_equal(c.max_clients, 7);
 	assert_int_equal(c.max_spaces, 8);
 	assert_int_equal(c.max_requests, 9);
@@ -245,6 +251,18 @@ static void config_refuses_bad_nodes(void **state)
 		"2: nodes[1].free_floor_pct: ", "0 to 90, per cent");
 	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"free_floor_pct\": -1"),
 		"2: nodes[1].free_floor_pct: ", "0 to 90, per cent");
+	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"admission\": \"some\""),
+		"2: nodes[1].admission: ", "\"second-touch\" or \"all\"");
+	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"writes_per_day\": -1"),
+		"2: nodes[1].writes_per_day: ", "0 to 1000 times");
+	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"writes_per_day\": 0.0005"),
+		"2: nodes[1].writes_per_day: ", "in thousandths");
+	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"writes_per_day\": \"1\""),
+		"2: nodes[1].writes_per_day: ", "in thousandths");
+	refused(NODE("\"size\": \"1GiB\", \"writes_per_day\": 1"),
+		"1: nodes[0]: ", "\"nvme\"");
+	refused(NODE("\"size\": \"1GiB\", \"admission\": \"all\""),
+		"1: nodes[0]: ", "\"nvme\"");
 	refused(NODE("\"size\": \"1GiB\", \"free_floor_pct\": 0"),
 		"1: nodes[0]: ", "\"nvme\"");
 	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"below\": \"a\""),
@@ -304,6 +322,10 @@ static void config_prints_what_it_reads(void **state)
 			       &c, &e), 0);
 	/* a tenth of the file system stays free unless it says otherwise */
 	assert_int_equal(c.node[1].free_floor_pct, 10);
+	assert_int_equal(c.node[1].second_touch, 1);
+	assert_int_equal(c.node[1].day_permille, 1000);
+	assert_int_equal(c.node[0].second_touch, 0);
+	assert_int_equal(c.node[0].day_permille, 0);
 	round_trip(&c);
 	assert_int_equal(parse(NVME("\"size\": \"1GiB\", \"path\": \"/x\","
 				    "\"free_floor_pct\": 0"), &c, &e), 0);

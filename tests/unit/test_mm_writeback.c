@@ -402,6 +402,44 @@ static void a_stalled_node_does_not_get_all_frames(void **state)
 	rig_check(r);
 }
 
+/* The medium has less space than it promised: the coldest make room for others. */
+static void a_medium_without_space_is_made_do_with(void **state)
+{
+	uint32_t c, slots, i;
+
+	for (c = 1; c <= 8; c++) {
+		assert_int_equal(rig_publish_chain(r, RIG_FULL, c, 4), 4);
+		assert_int_equal(write_down(c, 3), 4);
+		rig_settle(r, 1000);
+	}
+	slots = fake_blk_slots(r->blk);
+	assert_int_equal(slots, 32);
+	r->blk->err[NODE_WRITE] = -ENOSPC;
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 50, 1), 1);
+	assert_int_equal(write_down(50, 0), 1);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_FULL, 50, 0, RIG_NVME), COPY_NONE);
+	assert_int_equal(rig_state(r, RIG_FULL, 50, 0, RIG_DRAM), COPY_READY);
+	assert_true(fake_blk_slots(r->blk) < slots);
+	rig_check(r);
+	/* once: if it does not help, the rest is not given up for it, too */
+	slots = fake_blk_slots(r->blk);
+	assert_true(slots >= 32 - 4);
+	assert_int_equal(write_down(50, 0), 1);
+	rig_settle(r, 1000);
+	assert_int_equal(fake_blk_slots(r->blk), slots);
+	/* what went lives above all the same, and the page goes down later */
+	r->blk->err[NODE_WRITE] = 0;
+	for (c = 1; c <= 8; c++)
+		for (i = 0; i < 4; i++)
+			assert_int_equal(rig_state(r, RIG_FULL, c, i, RIG_DRAM),
+					 COPY_READY);
+	assert_int_equal(write_down(50, 0), 1);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_FULL, 50, 0, RIG_NVME), COPY_READY);
+	rig_check(r);
+}
+
 static void nothing_is_written_that_the_node_refuses(void **state)
 {
 	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 3), 3);
@@ -470,6 +508,7 @@ int main(void)
 		T(an_ancestor_is_not_evicted_for_its_child),
 		T(another_size_gets_a_segment),
 		T(a_stalled_node_does_not_get_all_frames),
+		T(a_medium_without_space_is_made_do_with),
 		T(nothing_is_written_that_the_node_refuses),
 		T(nothing_is_written_while_memory_is_empty),
 		T(a_share_of_a_full_pool_is_kept_clean),
