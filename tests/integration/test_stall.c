@@ -26,17 +26,20 @@
 /* A deadline, and what a busy machine may add. */
 #define IN_TIME_NS	(NSEC_PER_SEC)
 
-static char dir[TD_MAX_PATH];
+/* A daemon for each engine, stalled at the same time: a stall takes its time. */
+struct stalled {
+	struct test_daemon d;
+	struct tc	a, b;		/* tenants, on dram0 and on dram1 */
+	char		dir[TD_MAX_PATH];
+};
 
 /*
  * recover_ns is half a minute by default, and the stall is over long before: so
  * the last thing that is waited for takes about that long.
  */
-static const char *config(const char *engine)
+static void config(char *text, size_t len, const char *dir, const char *engine)
 {
-	static char text[2048];
-
-	snprintf(text, sizeof(text),
+	snprintf(text, len,
 		 "{\"timeouts\": {\"direct_reclaim\": \"200ms\"}, \"nodes\": ["
 		 "{\"name\": \"dram0\", \"kind\": \"host\", \"size\": \"16MiB\","
 		 " \"size_max\": \"16MiB\", \"below\": \"nvme0\"},"
@@ -49,7 +52,6 @@ static const char *config(const char *engine)
 		 " \"path\": \"%s/1\", \"engine\": \"%s\", \"admission\": \"all\","
 		 " \"writes_per_day\": 0, \"io_timeout\": \"5s\"}]}",
 		 dir, engine, dir, engine);
-	return text;
 }
 
 static bool writes_rest(struct test_daemon *d, const char *node)
@@ -112,33 +114,42 @@ static void others_go_on(struct test_daemon *d, struct tc *c, unsigned int i)
 	T_EQ(strcmp(ta_node_state(d, "nvme1"), "online"), 0);
 }
 
-static void stall(struct fx *f, const char *engine)
+static void begin(struct stalled *s, const char *engine)
 {
+	static char text[2048];
 	struct td_opts o = {
-		.config = config(engine),
+		.config = text,
 		.socket = { { "a.sock", "a" }, { "b.sock", "b" } },
 	};
 	struct tc_opts on_1 = { .node = "dram1" };
-	struct tc *a = &f->c[0], *b = &f->c[1];
-	struct test_daemon *d = &f->d;
-	uint64_t t0, demoted;
-	unsigned int i;
+	char path[TD_MAX_PATH * 2];
 
-	fx_start(f, &o);
-	fx_online(d);
-	T_WAIT(LONG_WAIT, !strcmp(ta_node_state(d, "nvme1"), "online"));
-	tc_open(a, fx_path(f, 0), NULL);
-	tc_open(b, fx_path(f, 1), &on_1);
-	put_slowly(d, "nvme0", a, 1, 40);
-	put_slowly(d, "nvme1", b, 1000, 30);
-	T_CHECK(ta_node(d, "nvme0", "used") > 0);
+	T_OK(td_tmpdir(NULL, "kvmm-stall", s->dir, sizeof(s->dir)));
+	config(text, sizeof(text), s->dir, engine);
+	T_OK(td_init(&s->d, &o));
+	T_OK(td_start(&s->d));
+	fx_online(&s->d);
+	T_WAIT(LONG_WAIT, !strcmp(ta_node_state(&s->d, "nvme1"), "online"));
+	snprintf(path, sizeof(path), "%s/b.sock", s->d.dir);
+	tc_open(&s->a, s->d.socket, NULL);
+	tc_open(&s->b, path, &on_1);
+	put_slowly(&s->d, "nvme0", &s->a, 1, 40);
+	put_slowly(&s->d, "nvme1", &s->b, 1000, 30);
+	T_CHECK(ta_node(&s->d, "nvme0", "used") > 0);
+}
+
+static void while_stalled(struct stalled *s)
+{
+	struct test_daemon *d = &s->d;
+	unsigned int i;
+	uint64_t begun, t0;
 
 	ta_fault(d, "nvme0:read:stall;nvme0:write:stall");
-	t0 = now_ns();
+	begun = now_ns();
 	for (i = 0; i < 8 || !troubled(d); i++) {
-		a_miss_in_time(a, 1 + i % 20);
-		others_go_on(d, b, i);
-		T_CHECK(now_ns() - t0 < STALL_MS * NSEC_PER_MSEC,
+		a_miss_in_time(&s->a, 1 + i % 20);
+		others_go_on(d, &s->b, i);
+		T_CHECK(now_ns() - begun < STALL_MS * NSEC_PER_MSEC,
 			"nobody noticed");
 	}
 	T_CHECK(status_says(d, "sentence", "degraded"));
@@ -146,50 +157,57 @@ static void stall(struct fx *f, const char *engine)
 	/* its own tenant has memory, too, and it is as quick as ever */
 	for (i = 0; i < 24; i++) {
 		t0 = now_ns();
-		T_EQ(tc_put(a, 500 + i, 0, CHAIN), CHAIN);
-		T_EQ(tc_hits(a, 500 + i, CHAIN), CHAIN);
+		T_EQ(tc_put(&s->a, 500 + i, 0, CHAIN), CHAIN);
+		T_EQ(tc_hits(&s->a, 500 + i, CHAIN), CHAIN);
 		T_CHECK(now_ns() - t0 < 4 * IN_TIME_NS);
 	}
 	ta_check(d);
-
 	/* what was started stays so until it is over; what is new does not */
 	ta_fault(d, "");
+}
+
+static void end(struct stalled *s)
+{
+	struct test_daemon *d = &s->d;
+	uint64_t demoted;
+
 	T_WAIT(STALL_MS + LONG_WAIT,
 	       !ta_node(d, "nvme0", "read.inflight") &&
 	       !ta_node(d, "nvme0", "write.inflight"));
 	T_WAIT(3 * LONG_WAIT, !strcmp(ta_node_state(d, "nvme0"), "online"));
 	T_CHECK(status_says(d, "sentence", "serving"));
 	demoted = ta_counter(d, "dram0", "pgdemote");
-	put_slowly(d, "nvme0", a, 2000, 30);
+	put_slowly(d, "nvme0", &s->a, 2000, 30);
 	T_CHECK(ta_counter(d, "dram0", "pgdemote") > demoted);
-	T_EQ(tc_get(a, 2000, CHAIN, 5000).missed, 0);
+	T_EQ(tc_get(&s->a, 2000, CHAIN, 5000).missed, 0);
 	T_EQ(ta_counter(d, "nvme0", "pgcrc_fail"), 0);
-	tc_close(a);
-	tc_close(b);
+	tc_close(&s->a);
+	tc_close(&s->b);
 	ta_baseline(d, LONG_WAIT);
 	ta_check(d);
-	fx_stop(f);
+	T_EQ(td_stop(d), 0);
+	td_fini(d);
+	td_rmtree(s->dir);
 }
 
-static void others_go_on_while_a_store_stalls_io_uring(void **state)
+static void others_go_on_while_a_store_stalls(void **state)
 {
-	T_OK(td_tmpdir(NULL, "kvmm-stall", dir, sizeof(dir)));
-	stall(*state, "io_uring");
-	td_rmtree(dir);
-}
+	static const char *const engines[] = { "io_uring", "threads" };
+	static struct stalled s[2];
+	unsigned int i;
 
-static void others_go_on_while_a_store_stalls_threads(void **state)
-{
-	T_OK(td_tmpdir(NULL, "kvmm-stall", dir, sizeof(dir)));
-	stall(*state, "threads");
-	td_rmtree(dir);
+	for (i = 0; i < 2; i++)
+		begin(&s[i], engines[i]);
+	for (i = 0; i < 2; i++)
+		while_stalled(&s[i]);
+	for (i = 0; i < 2; i++)
+		end(&s[i]);
 }
 
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		FX_TEST(others_go_on_while_a_store_stalls_io_uring),
-		FX_TEST(others_go_on_while_a_store_stalls_threads),
+		FX_TEST(others_go_on_while_a_store_stalls),
 	};
 
 	fx_filter();
