@@ -15,6 +15,9 @@
  * but also stop a restarted daemon from mapping the memory writable and from
  * punching it, that is, from ever giving it back.
  *
+ * A daemon that comes after this one takes extents over as they are: it gets the
+ * memfds from whoever kept them, and believes seals and size only.
+ *
  * Giving back: registrations for I/O end first, since they hold on to the
  * pages; then the memory is punched, because a client may keep its mapping
  * for as long as it likes and the pages would live as long as that.
@@ -28,6 +31,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "daemon/node/fault.h"
@@ -41,6 +45,9 @@
 #endif
 #ifndef MFD_HUGE_2MB
 #define MFD_HUGE_2MB		(21U << 26)
+#endif
+#ifndef HUGETLBFS_MAGIC
+#define HUGETLBFS_MAGIC		0x958458f6
 #endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE	23		/* Linux 5.14 */
@@ -81,6 +88,8 @@ struct host {
  * @work:	the job that makes it, later the one that gives it back
  * @err:	what became of the making
  * @want_huge:	it asked for hugepages
+ * @busy:	adopted, a worker registers it
+ * @going:	put while it was busy
  * @fault:	what is to go wrong while it is made (test builds)
  */
 struct host_extent {
@@ -90,6 +99,8 @@ struct host_extent {
 	void		*arg;
 	int		err;
 	bool		want_huge;
+	bool		busy;
+	bool		going;
 	struct fault	fault;
 };
 
@@ -291,6 +302,13 @@ static void extent_gone(struct work *w)
 		cb(NULL, 0, arg);
 }
 
+static void extent_unmake_later(struct host *h, struct host_extent *he)
+{
+	he->work.fn = extent_unmake;
+	he->work.done = extent_gone;
+	work_submit(h->aux, &he->work);
+}
+
 static void extent_made(struct work *w)
 {
 	struct host_extent *he = work_to_he(w);
@@ -302,9 +320,7 @@ static void extent_made(struct work *w)
 	if (h->node.state == NODE_OFFLINE) {
 		if (!err) {
 			he->cb = NULL;
-			he->work.fn = extent_unmake;
-			he->work.done = extent_gone;
-			work_submit(h->aux, &he->work);
+			extent_unmake_later(h, he);
 			cb(NULL, -ESHUTDOWN, arg);
 			return;
 		}
@@ -366,10 +382,101 @@ static int host_extent_put(struct extent *ext, extent_cb cb, void *arg)
 		h->node.stats.huge_bytes -= ext->bytes;
 	he->cb = cb;
 	he->arg = arg;
-	he->work.fn = extent_unmake;
-	he->work.done = extent_gone;
-	work_submit(h->aux, &he->work);
+	if (he->busy)
+		he->going = true;
+	else
+		extent_unmake_later(h, he);
 	return 0;
+}
+
+/* -- extents of a daemon before this one ------------------------------------ */
+
+static void adopted_register(struct work *w)
+{
+	struct host_extent *he = work_to_he(w);
+
+	extent_register(to_host(he->ext.node), &he->ext);
+}
+
+static void adopted_registered(struct work *w)
+{
+	struct host_extent *he = work_to_he(w);
+
+	he->busy = false;
+	if (he->going)
+		extent_unmake_later(to_host(he->ext.node), he);
+}
+
+/* Sealed so that no access can fault, and of the size that was said. */
+static int adopted_check(const struct host_extent *he)
+{
+	const int want = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	const int bars = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+	int seals = fcntl(he->ext.fd, F_GET_SEALS);
+	struct stat st;
+
+	if (seals < 0 || (seals & (want | bars)) != want || fstat(he->ext.fd, &st) < 0 ||
+	    (uint64_t)st.st_size != he->ext.bytes)
+		return -EPROTO;
+	return 0;
+}
+
+static int adopted_map(struct host_extent *he)
+{
+	struct extent *e = &he->ext;
+	struct statfs fs;
+	void *addr;
+
+	addr = mmap(NULL, e->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, e->fd,
+		    0);
+	if (addr == MAP_FAILED)
+		return -errno;
+	e->addr = addr;
+	madvise(addr, e->bytes, MADV_DONTFORK);
+	madvise(addr, e->bytes, MADV_DONTDUMP);
+	if (!fstatfs(e->fd, &fs) && fs.f_type == HUGETLBFS_MAGIC)
+		e->flags |= EXTENT_HUGE;
+	return 0;
+}
+
+static int host_extent_adopt(struct node *n, int fd, uint64_t bytes,
+			     uint64_t id, struct extent **ret)
+{
+	struct host *h = to_host(n);
+	struct host_extent *he = NULL;
+	int err = -ENOSPC;
+
+	if (bytes > n->capacity - n->used)
+		goto out_close;
+	err = -ENOMEM;
+	he = calloc(1, sizeof(*he));
+	if (!he)
+		goto out_close;
+	he->ext = (struct extent){
+		.node = n, .fd = fd, .bytes = bytes, .id = id,
+	};
+	err = adopted_check(he);
+	if (!err)
+		err = adopted_map(he);
+	if (err)
+		goto out_close;
+	h->next_id = max(h->next_id, id);
+	h->nr_live++;
+	n->used += bytes;
+	n->stats.extents++;
+	if (he->ext.flags & EXTENT_HUGE)
+		n->stats.huge_bytes += bytes;
+	he->busy = true;
+	he->work.fn = adopted_register;
+	he->work.done = adopted_registered;
+	work_submit(h->aux, &he->work);
+	*ret = &he->ext;
+	return 0;
+
+out_close:
+	free(he);
+	close_fd(&fd);
+	return err;
 }
 
 int extent_fd_ro(const struct extent *ext)
@@ -447,6 +554,7 @@ static const struct node_ops host_node_ops = {
 	.status		= host_status,
 	.extent_get	= host_extent_get,
 	.extent_put	= host_extent_put,
+	.extent_adopt	= host_extent_adopt,
 	.unpair		= host_unpair,
 };
 

@@ -10,6 +10,7 @@
 
 #include "daemon/node/node_ops.h"
 #include "ipc/base/clock.h"
+#include "ipc/base/fd.h"
 
 int node_init(struct node *n, const struct node_ops *ops, enum node_kind kind,
 	      const char *name, uint32_t id)
@@ -128,6 +129,22 @@ int node_extent_get(struct node *n, uint64_t bytes, uint32_t flags,
 int node_extent_put(struct extent *ext, extent_cb cb, void *arg)
 {
 	return ext->node->ops->extent_put(ext, cb, arg);
+}
+
+int node_extent_adopt(struct node *n, int fd, uint64_t bytes, uint64_t id,
+		      struct extent **ret)
+{
+	int err = state_error(n);
+
+	if (!err && !n->ops->extent_adopt)
+		err = -EOPNOTSUPP;
+	if (!err && (!bytes || bytes % NODE_ALIGN))
+		err = -EINVAL;
+	if (err) {
+		close_fd(&fd);
+		return err;
+	}
+	return n->ops->extent_adopt(n, fd, bytes, id, ret);
 }
 
 static int pair_place(const struct node *n, const struct node *other)

@@ -390,6 +390,24 @@ int node_extent_get(struct node *n, uint64_t bytes, uint32_t flags,
 int node_extent_put(struct extent *ext, extent_cb cb, void *arg);
 
 /**
+ * node_extent_adopt() - take over an extent that a daemon before this one made
+ * @fd:		of it; taken over, also on error (then closed, not punched: another
+ *		process may still read it)
+ * @bytes:	its size, multiple of NODE_ALIGN
+ * @id:		what it was there; later ones get higher numbers
+ * @ret:	the extent, the caller's until node_extent_put()
+ *
+ * Its memory is as it was left. It is registered with paired nodes in the
+ * background; I/O on it works at once.
+ *
+ * Return: 0; -EPROTO (not a file that a node of this kind makes: seals or size);
+ * -ENOSPC (over the node's capacity), -EINVAL, -ENOMEM, -EOPNOTSUPP,
+ * -ESHUTDOWN, or why it cannot be mapped.
+ */
+int node_extent_adopt(struct node *n, int fd, uint64_t bytes, uint64_t id,
+		      struct extent **ret);
+
+/**
  * extent_fd_ro() - a read-only file description of an extent, for a client
  *
  * Return: an fd (close-on-exec, the caller's), or a negative errno.

@@ -34,6 +34,8 @@ struct node_ops {
 				      uint32_t flags, extent_cb cb, void *arg);
 	int		(*extent_put)(struct extent *ext, extent_cb cb,
 				      void *arg);
+	int		(*extent_adopt)(struct node *n, int fd, uint64_t bytes,
+					uint64_t id, struct extent **ret);
 	void		(*unpair)(struct node *mem, unsigned int ix);
 
 	int		(*slot_alloc)(struct node *n, uint32_t len,

@@ -376,9 +376,78 @@ static void numa_preference_does_no_harm(void **state)
 	assert_int_equal(host_create(&o, &n), -EINVAL);
 }
 
+/* -- taken over from a daemon before ---------------------------------------- */
+
+static void adopted_extent_holds_what_was_in_it(void **state)
+{
+	struct node *a = host_new(64 * MIB, false), *b;
+	struct extent *e = extent_new(a, 4 * MIB, 0), *f = NULL;
+	int fds = fd_count(), fd = extent_fd_rw(e);
+	uint64_t id = e->id;
+
+	assert_true(fd >= 0);
+	memset((char *)e->addr + MIB, 0x5a, 4096);
+	b = host_new(64 * MIB, false);
+	assert_int_equal(node_extent_adopt(b, fd, 4 * MIB, id, &f), 0);
+	assert_int_equal(b->used, 4 * MIB);
+	assert_int_equal(b->stats.extents, 1);
+	assert_int_equal(((char *)f->addr)[MIB + 17], 0x5a);
+	assert_int_equal(f->id, id);
+	/* at once, while it may be being registered */
+	extent_drop(b, f);
+	assert_int_equal(b->used, 0);
+	assert_int_equal(((char *)e->addr)[MIB + 17], 0);	/* punched */
+	f = extent_new(b, MIB, 0);
+	assert_true(f->id > id);
+	extent_drop(b, f);
+	assert_int_equal(node_destroy(b, deadline_in(PATIENCE_NS)), 0);
+	extent_drop(a, e);
+	assert_int_equal(node_destroy(a, deadline_in(PATIENCE_NS)), 0);
+	assert_true(fd_count() < fds);
+}
+
+/* A memfd of @bytes with @seals. */
+static int some_memfd(uint64_t bytes, int seals)
+{
+	int fd = memfd_create("some", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, (off_t)bytes), 0);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+static void what_is_no_extent_is_not_adopted(void **state)
+{
+	const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	struct node *n = host_new(8 * MIB, false);
+	int before = fd_count();
+	struct extent *e = NULL;
+
+	assert_int_equal(node_extent_adopt(n, some_memfd(MIB, all), 2 * MIB, 1,
+					   &e), -EPROTO);
+	assert_int_equal(node_extent_adopt(n, some_memfd(MIB, F_SEAL_SHRINK),
+					   MIB, 1, &e), -EPROTO);
+	assert_int_equal(node_extent_adopt(n, some_memfd(MIB, all |
+						F_SEAL_FUTURE_WRITE),
+					   MIB, 1, &e), -EPROTO);
+	assert_int_equal(node_extent_adopt(n, open("/dev/zero", O_RDWR), MIB, 1,
+					   &e), -EPROTO);
+	assert_int_equal(node_extent_adopt(n, some_memfd(16 * MIB, all),
+					   16 * MIB, 1, &e), -ENOSPC);
+	assert_int_equal(node_extent_adopt(n, some_memfd(MIB, all), 17, 1, &e),
+			 -EINVAL);
+	assert_null(e);
+	assert_int_equal(n->used, 0);
+	assert_int_equal(fd_count(), before);
+	assert_int_equal(node_destroy(n, deadline_in(PATIENCE_NS)), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(adopted_extent_holds_what_was_in_it),
+		cmocka_unit_test(what_is_no_extent_is_not_adopted),
 		cmocka_unit_test(extent_is_populated_zero_and_writable),
 		cmocka_unit_test(capacity_is_exact_and_hard),
 		cmocka_unit_test(nothing_is_populated_at_creation),
