@@ -129,6 +129,53 @@ out_close:
 	return err;
 }
 
+static int adopt_check(int fd, size_t bytes)
+{
+	const int want = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+	const int bars = F_SEAL_WRITE | F_SEAL_FUTURE_WRITE;
+	int seals = fcntl(fd, F_GET_SEALS);
+	struct stat st;
+
+	if (seals < 0 || (seals & (want | bars)) != want || !bytes ||
+	    fstat(fd, &st) < 0 || (uint64_t)st.st_size != bytes)
+		return -EPROTO;
+	return 0;
+}
+
+int shm_adopt(struct shm *s, int fd, size_t bytes, int want_ro)
+{
+	int ro = -1, err = adopt_check(fd, bytes);
+	void *addr;
+
+	if (err)
+		goto out_close;
+	if (want_ro) {
+		ro = reopen_ro(fd);
+		if (ro < 0) {
+			err = ro;
+			goto out_close;
+		}
+	}
+	addr = map_aligned(bytes, PROT_READ | PROT_WRITE, fd, 0);
+	if (addr == MAP_FAILED) {
+		err = errno == EACCES ? -EPROTO : -errno;
+		goto out_close_ro;
+	}
+	madvise(addr, bytes, MADV_DONTDUMP);
+	*s = (struct shm){
+		.fd = fd, .ro_fd = ro, .bytes = bytes, .addr = addr,
+	};
+	return 0;
+
+out_close_ro:
+	if (ro >= 0)
+		close(ro);
+out_close:
+	if (fd >= 0)
+		close(fd);
+	return err;
+}
+
 int shm_map_fd(struct shm *s, int fd, size_t bytes, int writable)
 {
 	struct stat st;

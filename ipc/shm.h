@@ -56,6 +56,17 @@ int shm_create(struct shm *s, const char *name, size_t bytes, int want_ro);
 int shm_map_fd(struct shm *s, int fd, size_t bytes, int writable);
 
 /**
+ * shm_adopt() - take over what shm_create() made, perhaps in another process
+ * @fd:		read-write; taken over, also on error (then closed)
+ * @bytes:	what it must be long, exactly
+ * @want_ro:	as for shm_create()
+ *
+ * Return: 0, -EPROTO (not sealed as such a file is, or of another size), -ENOMEM,
+ * other -errno.
+ */
+int shm_adopt(struct shm *s, int fd, size_t bytes, int want_ro);
+
+/**
  * shm_huge() - give a part of a file's memory huge pages, if there are any
  * @fd:		of a shm; stays the caller's
  * @off, @bytes: whole huge pages (2 MiB) within it are tried
