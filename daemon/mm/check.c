@@ -223,7 +223,7 @@ static int check_copies(const struct page *pg, struct tally *t,
 		t->bytes[i] += pg->raw_bytes;
 		if (!nd->mem)
 			continue;
-		err = check_record(pg, nd, e);
+		err = pg->flags & PAGE_BAD ? 0 : check_record(pg, nd, e);
 		if (err)
 			return err;
 		if (page_has_below(pg, nd) != list_empty(&c->link))

@@ -8,6 +8,7 @@
  */
 #include <stdlib.h>
 
+#include "daemon/mm/keep.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 
@@ -21,15 +22,40 @@ static void copy_str(char *dst, size_t size, const char *src)
 	dst[n] = '\0';
 }
 
+struct mm_client *client_new(struct mm *mm, const struct mm_client_opts *o)
+{
+	struct mm_client *c;
+
+	if (!o->ledger || !o->ledger->addr)
+		return NULL;
+	c = calloc(1, sizeof(*c));
+	if (!c)
+		return NULL;
+	c->mm = mm;
+	c->o = *o;
+	copy_str(c->tenant, sizeof(c->tenant), o->tenant);
+	copy_str(c->name, sizeof(c->name), o->name);
+	c->o.tenant = c->tenant;
+	c->o.name = c->name;
+	if (o->kept)
+		memcpy(c->kept, o->kept, sizeof(c->kept));
+	c->o.kept = c->kept;
+	c->ledger = o->ledger->addr;
+	list_init(&c->windows);
+	list_init(&c->ops);
+	return c;
+}
+
 int mm_client_create(struct mm *mm, const struct mm_client_opts *o,
 		     struct mm_client **ret)
 {
 	struct mm_client *c;
 	struct mm_engine *e;
+	int err;
 
 	if (!o->ledger || !o->ledger->addr)
 		return -EINVAL;
-	c = calloc(1, sizeof(*c));
+	c = client_new(mm, o);
 	if (!c)
 		return -ENOMEM;
 	e = engine_create(mm, o->socket, 1);
@@ -38,17 +64,15 @@ int mm_client_create(struct mm *mm, const struct mm_client_opts *o,
 		return -ENOMEM;
 	}
 	e->anonymous = true;
-	c->mm = mm;
-	c->o = *o;
-	copy_str(c->tenant, sizeof(c->tenant), o->tenant);
-	copy_str(c->name, sizeof(c->name), o->name);
-	c->o.tenant = c->tenant;
-	c->o.name = c->name;
-	c->ledger = o->ledger->addr;
 	c->connected = true;
-	list_init(&c->windows);
-	list_init(&c->ops);
 	engine_add(e, c);
+	err = keep_client_take(c);
+	if (err) {
+		list_del(&c->engine_link);
+		engine_free(e);
+		free(c);
+		return err;
+	}
 	*ret = c;
 	return 0;
 }
@@ -87,6 +111,39 @@ void mm_client_members(struct mm_client *c,
 	list_for_each_entry(peer, &c->engine->members, engine_link)
 		if (peer != c && !peer->exited && !peer->replaced)
 			fn(peer, arg);
+}
+
+int mm_client_back(struct mm_client *c)
+{
+	if (c->engine->evicted || c->exited)
+		return -EOWNERDEAD;
+	c->connected = true;
+	return 0;
+}
+
+void mm_client_windows(struct mm_client *c,
+		       void (*fn)(struct mm_win *w, void *arg), void *arg)
+{
+	struct mm_win *w;
+
+	list_for_each_entry(w, &c->windows, client_link)
+		if (!w->closed)
+			fn(w, arg);
+}
+
+unsigned int mm_client_spaces(const struct mm_client *c, struct mm_space **sp,
+			      unsigned int max)
+{
+	unsigned int i;
+
+	for (i = 0; i < c->nr_spaces && i < max; i++)
+		sp[i] = c->spaces[i];
+	return i;
+}
+
+bool mm_client_joined(const struct mm_client *c)
+{
+	return c->joined;
 }
 
 void client_evict(struct mm_client *c, const char *why)
@@ -132,6 +189,7 @@ void client_free(struct mm_client *c)
 		win_destroy(w);
 	while (c->nr_spaces)
 		mm_detach(c, c->spaces[0]);
+	keep_client_drop(c);
 	list_del(&c->engine_link);
 	if (c->exit_done)
 		c->exit_done(c->exit_arg);

@@ -18,6 +18,7 @@
  */
 #include <stdlib.h>
 
+#include "daemon/mm/keep.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
@@ -223,6 +224,7 @@ void engine_dying(struct mm_engine *e)
 	if (e->state == ENGINE_DYING)
 		return;
 	engine_set_state(e, ENGINE_DYING);
+	keep_engine(e);
 	engine_fail_waits(e);
 	list_for_each_entry(c, &e->members, engine_link)
 		if (c->connected)
@@ -236,6 +238,7 @@ void engine_evict(struct mm_engine *e, const char *why)
 
 	e->evicted = true;
 	engine_dying(e);
+	keep_engine(e);
 	list_for_each_entry(c, &e->members, engine_link)
 		list_for_each_entry(w, &c->windows, client_link)
 			win_void(w);
@@ -370,6 +373,7 @@ int mm_client_join(struct mm_client *c, const uint8_t token[16],
 	c->flags = flags;
 	c->joined = true;
 	engine_add(en, c);
+	keep_engine(en);
 	list_for_each_entry(peer, &en->members, engine_link)
 		if (peer != c && peer->connected)
 			mm->ops->member(peer, c, false);

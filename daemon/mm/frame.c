@@ -17,6 +17,7 @@
  * and the lowest-numbered extent is used first: higher ones run empty and can
  * be given back.
  */
+#include "daemon/mm/keep.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
@@ -29,6 +30,11 @@ static void word_store(struct mm_pool *p, uint32_t f, uint64_t word)
 	 * bytes of the page, the record and everything else before it
 	 */
 	atomic_store_explicit(&p->table->word[f], word, memory_order_release);
+}
+
+void frame_word_set(struct mm_pool *p, uint32_t f, uint64_t word)
+{
+	word_store(p, f, word);
 }
 
 uint64_t frame_word_of(const struct mm_pool *p, uint32_t f)
@@ -110,6 +116,23 @@ uint32_t frame_take(struct mm_pool *p, enum frame_use use, enum frame_state st)
 	return f;
 }
 
+/* Before the word turns OPEN, whose release orders it. */
+static void owner_set(struct mm_pool *p, uint32_t f, uint64_t owner)
+{
+	atomic_store_explicit(&p->owner[f], owner, memory_order_relaxed);
+}
+
+void frame_freed(struct mm_pool *p, uint32_t f, uint64_t step)
+{
+	uint64_t owner = atomic_load_explicit(&p->owner[f],
+					      memory_order_relaxed);
+
+	*keep_freed_step(&p->record[f]) = step;
+	/* release: who finds the flag after our death finds the step */
+	atomic_store_explicit(&p->owner[f], owner | KEEP_FREED,
+			      memory_order_release);
+}
+
 uint32_t frame_take_open(struct mm_pool *p, struct mm_win *w, uint32_t *out,
 			 uint32_t n)
 {
@@ -129,7 +152,10 @@ uint32_t frame_take_open(struct mm_pool *p, struct mm_win *w, uint32_t *out,
 			while (e->nr_free && got < n) {
 				uint32_t f = stack_pop(p, e);
 
+				owner_set(p, f, keep_owner(w->keep, w->mag_tail +
+								    got));
 				word_take(p, f, FRAME_OPEN);
+				mm_point();
 				p->meta[f].owner = w->engine;
 				p->meta[f].win = w;
 				out[got++] = f;
@@ -156,7 +182,7 @@ static void frame_disown(struct mm_pool *p, struct frame_meta *m)
 	m->flags = 0;
 }
 
-static void record_invalidate(struct mm_pool *p, uint32_t f)
+void frame_forget(struct mm_pool *p, uint32_t f)
 {
 	struct frame_record *r = &p->record[f];
 
@@ -185,8 +211,10 @@ void frame_put(struct mm_pool *p, uint32_t f)
 		break;
 	}
 	*m = (struct frame_meta){ .gen = m->gen };
+	mm_point();
 	word_store(p, f, frame_word(m->gen, FRAME_FREE));
-	record_invalidate(p, f);
+	mm_point();
+	frame_forget(p, f);
 	stack_push(p, f);
 }
 
@@ -245,6 +273,7 @@ static void record_write(struct mm_pool *p, uint32_t f, const struct page *pg,
 		r->flags |= FRAME_REC_ROOT;
 	if (pg->flags & PAGE_BOUND)
 		r->flags |= FRAME_REC_BOUND;
+	mm_point();
 	r->crc = kvmm_crc32c(0, r, offsetof(struct frame_record, crc));
 }
 
@@ -270,7 +299,9 @@ void frame_seal(struct mm_pool *p, uint32_t f, struct page *pg)
 	record_write(p, f, pg, gen);
 	m->page = pg;
 	m->gen = gen;
+	mm_point();
 	word_store(p, f, frame_word(gen, FRAME_READY));
+	mm_point();
 	pg->copy[nd->ix].frame = f;
 	copy_set_state(pg, nd, COPY_READY);
 }
@@ -312,6 +343,7 @@ static uint64_t isolate_and_sum(struct mm_pool *p, uint32_t f)
 	/* seq_cst: pairs with the client's load of the word after its pin */
 	atomic_exchange_explicit(&p->table->word[f], isolated,
 				 memory_order_seq_cst);
+	mm_point();
 	return frame_pins(p, f);
 }
 

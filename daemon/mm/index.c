@@ -335,7 +335,7 @@ static void index_publish_epoch(struct mm_space *sp)
 			      sp->index_epoch, memory_order_release);
 }
 
-int index_create(struct mm_space *sp, uint64_t nr_lines)
+int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch)
 {
 	uint64_t seed[2];
 	int err;
@@ -345,11 +345,11 @@ int index_create(struct mm_space *sp, uint64_t nr_lines)
 	nr_lines = round_up(clamp(nr_lines, (uint64_t)INDEX_MIN_LINES,
 				  INDEX_MAX_LINES), INDEX_SPAN);
 	sp->index_shm = (struct shm)SHM_INIT;
-	err = index_new(&sp->index_shm, nr_lines, 1, seed);
+	err = index_new(&sp->index_shm, nr_lines, epoch, seed);
 	if (err)
 		return err;
 	sp->index = sp->index_shm.addr;
-	sp->index_epoch = 1;
+	sp->index_epoch = epoch;
 	sp->index_used = 0;
 	index_publish_epoch(sp);
 	return 0;

@@ -61,6 +61,7 @@ static void magazine_push(struct mm_win *w, const uint32_t *f, uint32_t n)
 		atomic_store_explicit(&w->mag[(w->mag_tail + i) &
 					      (w->mag_entries - 1)], f[i],
 				      memory_order_relaxed);
+	mm_point();
 	w->mag_tail += n;
 	/* release: pairs with the client's acquire; the places are there */
 	atomic_store_explicit(&w->wl->mag_tail, w->mag_tail,
@@ -329,6 +330,9 @@ int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n, uint64_t after)
 		fw->frame[i] = frame[i];
 	}
 	fw->n = n;
+	for (i = 0; after > w->engine->step && i < n; i++)
+		frame_freed(p, frame[i], after);
+	mm_point();
 	step_wait_add(w->engine, &fw->sw, after);
 	return 0;
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <sys/random.h>
 
+#include "daemon/mm/keep.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
@@ -137,6 +138,15 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 		err = errmsg_set(e, -EIO, "no random numbers");
 		goto out_free;
 	}
+	if (o->keep) {
+		mm->keep = calloc(1, sizeof(*mm->keep));
+		if (!mm->keep) {
+			err = errmsg_set(e, -ENOMEM, "out of memory");
+			goto out_free;
+		}
+		mm->keep->ops = o->keep;
+		mm->keep->shm = (struct shm)SHM_INIT;
+	}
 	tier_init(mm);
 	estimates_publish(mm);
 	*ret = mm;
@@ -215,6 +225,7 @@ uint64_t mm_run(struct mm *mm, uint64_t now_ns)
 	due = min(due, windows_run(mm, now_ns));
 	due = min(due, pools_run(mm, now_ns));
 	due = min(due, spaces_run(mm, now_ns));
+	due = min(due, adopt_run(mm, now_ns));
 	if (now_ns >= mm->next_estimate_ns) {
 		estimates_publish(mm);
 		mm->next_estimate_ns = now_ns + ESTIMATE_NS;
@@ -301,6 +312,12 @@ static bool pools_gone(struct mm *mm)
 	return gone;
 }
 
+int mm_drain(struct mm *mm, uint64_t deadline_ns)
+{
+	mm->stopping = true;
+	return pump_until(mm, deadline_ns, io_over) ? 0 : -ETIMEDOUT;
+}
+
 int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 {
 	struct mm_space *sp;
@@ -320,6 +337,8 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 	while ((sp = list_first(&mm->spaces, struct mm_space, link)))
 		space_free(sp);
 	ghost_forget(mm);
+	adopt_fini(mm);
+	keep_end(mm);
 	tier_fini(mm);
 	page_slabs_free(mm);
 	free(mm);

@@ -35,6 +35,7 @@
 #include "policies/kvmm_policy.h"
 
 struct mm;
+struct mm_client_opts;
 struct mm_client;
 struct mm_engine;
 struct mm_space;
@@ -62,6 +63,48 @@ struct mm_ops {
 	void (*member)(struct mm_client *c, struct mm_client *peer, bool gone);
 	void (*kick_client)(struct mm_client *c);
 	void (*evict_client)(struct mm_client *c, const char *why);
+};
+
+/* -- outliving the daemon ---------------------------------------------------- */
+
+#define MM_KEPT_BYTES	128u	/* of the server's, with each client */
+
+/**
+ * struct mm_kept_client - a client that the last daemon had
+ * @no:		what the server called it: mm_client_opts.no
+ * @bytes:	what the server had kept: mm_client_opts.kept
+ */
+struct mm_kept_client {
+	uint32_t	no;
+	uint32_t	socket;
+	int32_t		pid;
+	const char	*name;
+	const uint8_t	*bytes;
+};
+
+/**
+ * struct mm_keep_ops - who keeps memory when this daemon dies
+ * @put:	@fd is to be kept under @name; not taken over. An error is counted
+ *		there: it means that this piece will not be found
+ * @drop:	not any more
+ * @take:	at the beginning: the descriptor that was kept, the caller's, which
+ *		stays kept; -ENOENT
+ * @client:	adoption: who it was. Fills in what @o needs (ledger, tenant, arg)
+ *		as for mm_client_create(); or -errno: it cannot be adopted
+ * @adopted:	the client is there; @whole: with all that it had, so that it may
+ *		go on (mm_client_back())
+ * @gave_up:	a piece was given up; the sentence says which and why
+ *
+ * All get mm_opts.ops_arg.
+ */
+struct mm_keep_ops {
+	int	(*put)(void *arg, int fd, const char *name);
+	void	(*drop)(void *arg, const char *name);
+	int	(*take)(void *arg, const char *name);
+	int	(*client)(void *arg, const struct mm_kept_client *kc,
+			  struct mm_client_opts *o);
+	void	(*adopted)(void *arg, struct mm_client *c, bool whole);
+	void	(*gave_up)(void *arg, const char *sentence);
 };
 
 /* -- life cycle ------------------------------------------------------------ */
@@ -96,6 +139,8 @@ struct mm_node_opts {
  * @pool:	workers for checksums and copies
  * @policy:	victims' order, for every pool
  * @epoch:	of this daemon; top 16 bits of every new generation
+ * @keep:	who keeps memory for the next daemon; NULL: nobody, and it will
+ *		start empty
  * @pin_limit_pct: share of a node's frames one engine may pin
  * @direct_reclaim_ns, @fetch_ns, @shrink_ack_ns: deadlines, see design
  */
@@ -105,6 +150,7 @@ struct mm_opts {
 	const struct kvmm_policy_v0 *policy;
 	const struct mm_ops	*ops;
 	void			*ops_arg;
+	const struct mm_keep_ops *keep;
 	uint64_t		epoch;
 	uint64_t		direct_reclaim_ns;
 	uint64_t		fetch_ns;
@@ -130,6 +176,48 @@ int mm_policy_load(const char *spec, const struct kvmm_policy_v0 **ret,
 		   struct errmsg *e);
 
 int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e);
+
+/**
+ * struct mm_adopted - what was found
+ * @frames:	READY, and pages again
+ * @waiting:	READY, and their parents may come from a block node
+ * @open:	with the engines that have them
+ * @lost:	READY once, and given up
+ * @gave_up:	pieces, see mm_keep_ops.gave_up
+ */
+struct mm_adopted {
+	uint32_t	clients, spaces, pools, windows, extents;
+	uint64_t	frames, waiting, open, lost;
+	uint32_t	gave_up;
+};
+
+/**
+ * mm_adopt() - take over what the last daemon left; before anything else
+ * @share_pct:	of each node's extents, how many may keep what nobody uses: 100
+ *		all; less after the system ran out of memory
+ *
+ * Only with mm_opts.keep and the header of the last daemon. Spaces, pools,
+ * extents, frames, engines, clients and their windows are as they were; what is
+ * in the middle of something is not: operations in flight are dropped, frames
+ * that they had are free, or will be when the last daemon's I/O is over. Clients
+ * are not connected: mm_client_back(), or their end.
+ *
+ * Return: 0; -ENOMEM with a sentence: mm is of no use.
+ */
+int mm_adopt(struct mm *mm, unsigned int share_pct, struct mm_adopted *ad,
+	     struct errmsg *e);
+
+/** mm_last_adopted() - what mm_adopt() found, @waiting as it is now */
+const struct mm_adopted *mm_last_adopted(const struct mm *mm);
+
+/**
+ * mm_drain() - no new I/O; wait for what is in flight, and for workers
+ *
+ * For who ends and leaves memory to the next daemon: only mm_destroy(), or
+ * nothing, may follow.
+ * Return: 0 or -ETIMEDOUT.
+ */
+int mm_drain(struct mm *mm, uint64_t deadline_ns);
 
 /**
  * mm_destroy() - end everything; I/O is waited for until @deadline_ns
@@ -160,6 +248,8 @@ uint64_t mm_run(struct mm *mm, uint64_t now_ns);
  * @ledger:	base ledger, mapped read-write; mm reads the step word, writes
  *		step_wanted and engine_state. Stays mapped until
  *		mm_client_exit() returned and the engine is gone
+ * @no:		the server's number for it
+ * @kept:	MM_KEPT_BYTES of the server's that a next daemon gets back; copied
  * @arg:	the server's
  */
 struct mm_client_opts {
@@ -169,7 +259,9 @@ struct mm_client_opts {
 	uint32_t	rights;
 	uint32_t	mode;
 	int32_t		pid;
+	uint32_t	no;
 	struct shm	*ledger;
+	const void	*kept;
 	void		*arg;
 };
 
@@ -187,6 +279,23 @@ int mm_client_join(struct mm_client *c, const uint8_t token[16],
 void mm_client_members(struct mm_client *c,
 		       void (*fn)(struct mm_client *peer, void *arg),
 		       void *arg);
+
+/**
+ * mm_client_back() - one that was adopted has said hello again
+ *
+ * It has the windows and spaces that it had (mm_client_windows() ...), and may ask
+ * again from now on.
+ * Return: 0; -EOWNERDEAD: it may not: its engine broke a limit.
+ */
+int mm_client_back(struct mm_client *c);
+/** mm_client_windows() - call @fn for each window that is open */
+void mm_client_windows(struct mm_client *c,
+		       void (*fn)(struct mm_win *w, void *arg), void *arg);
+/** mm_client_spaces() - the spaces that it is attached to; how many */
+unsigned int mm_client_spaces(const struct mm_client *c, struct mm_space **sp,
+			      unsigned int max);
+/** mm_client_joined() - is its engine one of a token? */
+bool mm_client_joined(const struct mm_client *c);
 
 /**
  * mm_client_disconnect() - the socket is closed; the process may live

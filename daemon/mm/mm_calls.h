@@ -56,7 +56,7 @@ bool page_has_below(const struct page *pg, const struct mm_node *nd);
 struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
 
 /* -- index.c: the writer of ipc/index.h -------------------------------------- */
-int index_create(struct mm_space *sp, uint64_t nr_lines);
+int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch);
 void index_destroy(struct mm_space *sp);
 /* Insert or update; grows when it must; pushes out another page's line at last. */
 void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
@@ -94,6 +94,12 @@ void frame_put(struct mm_pool *p, uint32_t f);
  * frame is OPEN or LOADING; copy.frame and meta.page are set here.
  */
 void frame_seal(struct mm_pool *p, uint32_t f, struct page *pg);
+/* OPEN, freed after @step: the next daemon is to know, if it comes to that. */
+void frame_freed(struct mm_pool *p, uint32_t f, uint64_t step);
+/* Its record is not to be believed any more. */
+void frame_forget(struct mm_pool *p, uint32_t f);
+/* Its word, whatever it was; adoption only. */
+void frame_word_set(struct mm_pool *p, uint32_t f, uint64_t word);
 /* A reference: the frame is neither isolated nor put while one is held. */
 void frame_ref(struct mm_pool *p, uint32_t f);
 void frame_unref(struct mm_pool *p, uint32_t f);

@@ -60,6 +60,8 @@ struct evac;				/* evacuate.c: an extent being emptied */
 struct stage;				/* stage.c: a buffer for a page of a gang */
 struct pub_entry;			/* publish.c: a page not yet sealed */
 struct page_slab;			/* page.c */
+struct keep;				/* keep.h: what outlives the daemon */
+struct adopt;				/* adopt_frames.c: frames that wait */
 
 /**
  * struct copy - a page on one node
@@ -134,6 +136,7 @@ struct page {
 				   index lines are gone and may be another page's */
 #define PAGE_BOUND	8u	/* is no use without its parent: closure holds. All
 				   of FULL groups, and the parts of a blob */
+#define PAGE_ADOPT	32u	/* found by adopt_frames(), not yet looked at */
 #define PAGE_ORPHAN	16u	/* BOUND, not BAD, and its parent was freed before
 				   it: a breach that mm_check() reports */
 
@@ -190,6 +193,8 @@ struct mm_node {
  * @down_seq:	when windows were told to unmap it; 0: not yet, or never
  * @down_ns:	by when they must have
  * @going:	closed: its free frames are not handed out
+ * @lost:	the last daemon's, and given up: the number is not used again, since
+ *		clients may read on in what they have mapped
  * @held:	a window did not unmap it in time: charged until that one does,
  *		or exits
  */
@@ -204,6 +209,7 @@ struct mm_extent {
 	uint64_t	down_ns;
 	bool		going;
 	bool		held;
+	bool		lost;
 };
 
 /**
@@ -227,7 +233,8 @@ struct frame_meta {
 #define FMETA_PUB	1u	/* a publish of it is pending */
 #define FMETA_FREE	2u	/* freed, waits for its step */
 #define FMETA_ZERO	4u	/* QUARANTINE: a worker zeroes it */
-#define FMETA_READ	8u	/* LOADING, no page: an abandoned read has it */
+#define FMETA_READ	8u	/* LOADING, no page: an abandoned read has it, or
+				   one of the last daemon's (adopt_stray.c) */
 #define FMETA_COPY	16u	/* a fork is to be copied into it */
 
 /**
@@ -281,12 +288,15 @@ struct mm_pool {
 	struct frame_table *table;
 	struct shm	record_shm;
 	struct frame_record *record;
+	_Atomic uint64_t *owner;	/* keep.h: of OPEN frames */
+	bool		adopted;	/* table and records were there before */
 	struct frame_meta *meta;	/* [max_frames], lazily backed */
 	size_t		lazy_bytes;	/* of the mapping of meta and free */
 	uint32_t	max_frames;
 	uint32_t	per_extent;
 	uint32_t	max_extents;
 	uint32_t	nr_extents;
+	uint32_t	nr_lost;	/* numbers that are not used again */
 	struct mm_extent *extent;	/* [max_extents + 1]; 0 never exists */
 	unsigned int	extents_coming;
 	unsigned int	extents_putting; /* given back, not yet gone */
@@ -329,6 +339,7 @@ struct mm_pool {
  */
 struct mm_win {
 	struct mm_client *client;
+	uint32_t	keep;		/* its place in the state, plus one */
 	struct mm_engine *engine;
 	struct mm_pool	*pool;
 	uint32_t	rights;
@@ -361,8 +372,11 @@ struct mm_client {
 	struct mm_engine *engine;
 	struct mm_client_opts o;
 	char		tenant[64], name[32];
+	uint8_t		kept[MM_KEPT_BYTES];
 	struct ledger	*ledger;
 	uint32_t	rank, flags;
+	uint32_t	keep;		/* its place in the state, plus one */
+	bool		whole;		/* adopted with all that it had */
 	bool		joined, connected, exited;
 	bool		evicted;	/* its eviction has been asked for */
 	bool		replaced;	/* its process came back and has its place */
@@ -558,6 +572,11 @@ struct mm {
 	bool		pub_running;
 	unsigned int	nr_jobs;	/* on the work pool: checksums, zeroing */
 	struct mm_pool	*pin_pool;	/* whose pins are being counted */
+	struct keep	*keep;		/* NULL: nothing is kept */
+	bool		adopting;	/* mm_adopt() makes spaces and pools */
+	const bool	(*adopt_spoiled)[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	struct adopt	*adopt;		/* NULL: nothing is left to be adopted */
+	struct mm_adopted adopted;
 	unsigned int	breaks;		/* MM_BREAK_*, test builds only */
 };
 
@@ -580,6 +599,17 @@ static inline bool mm_broken(const struct mm *mm, unsigned int which)
 	return false;
 #endif
 }
+
+/*
+ * Places where a daemon may die with something half done, for tests that have it
+ * die at each of them.
+ */
+#ifdef KVMM_TEST_BUILD
+extern void (*mm_point_fn)(void);
+#define mm_point()	do { if (mm_point_fn) mm_point_fn(); } while (0)
+#else
+#define mm_point()	((void)0)
+#endif
 
 /* Bytes of a part of an extent, and of all of it. */
 static inline uint64_t pool_part_bytes(const struct mm_pool *p)

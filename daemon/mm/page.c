@@ -325,8 +325,12 @@ void page_set_bad(struct page *pg)
 	if (pg->flags & PAGE_BAD)
 		return;
 	for (i = 0; i < mm->nr_nodes; i++)
-		if (mm->node[i].mem && pg->copy[i].state == COPY_READY)
+		if (mm->node[i].mem && pg->copy[i].state == COPY_READY) {
 			index_clear(pg->space, pg, i);
+			/* pinned, it may stay; the next daemon is not to find it */
+			frame_forget(page_pool(pg, &mm->node[i]),
+				     pg->copy[i].frame);
+		}
 	index_clear(pg->space, pg, INDEX_NODE_BELOW);
 	hash_del(pg);
 	pg->flags |= PAGE_BAD;

@@ -24,6 +24,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "daemon/mm/keep.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
@@ -108,28 +109,44 @@ static void pool_watermarks(struct mm_pool *p)
 
 /* -- life ------------------------------------------------------------------ */
 
+static void pool_map(struct mm_pool *p, const struct keep_pool *h)
+{
+	char *base = p->record_shm.addr;
+
+	p->owner = (_Atomic uint64_t *)(base + h->owner_off);
+	p->record = (struct frame_record *)(base + h->record_off);
+	p->table = p->table_shm.addr;
+}
+
 static int pool_shm(struct mm_pool *p, struct errmsg *e)
 {
 	struct frame_table *t;
+	struct keep_pool h;
 	int err;
 
+	keep_pool_layout(p, &h);
+	if (p->space->mm->adopting && !adopt_pool_shm(p)) {
+		pool_map(p, &h);
+		p->adopted = true;
+		return 0;
+	}
 	err = shm_create(&p->table_shm, "kvmm-frames",
 			 frame_table_bytes(p->max_frames), 1);
 	if (err)
 		goto out;
-	err = shm_create(&p->record_shm, "kvmm-records",
-			 (size_t)p->max_frames * sizeof(struct frame_record),
-			 0);
+	err = shm_create(&p->record_shm, "kvmm-records", h.bytes, 0);
 	if (err)
 		goto out;
-	p->record = p->record_shm.addr;
-	p->table = t = p->table_shm.addr;
+	*(struct keep_pool *)p->record_shm.addr = h;
+	pool_map(p, &h);
+	t = p->table;
 	t->magic = KVMM_MAGIC_TABLE;
 	t->size = sizeof(*t);
 	t->stride = p->stride;
 	t->max_frames = p->max_frames;
 	t->frames_per_extent = p->per_extent;
 	t->extent_bytes = pool_part_bytes(p);
+	keep_pool(p);
 	return 0;
 out:
 	return errmsg_set(e, err, "frame table of %u frames: %s", p->max_frames,
@@ -205,11 +222,13 @@ int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
 	}
 	err = pool_policy_init(p, e);
 	if (err)
-		goto out_free;
+		goto out_keep;
 	list_add_tail(&nd->pools, &p->node_link);
 	sp->pool[cls][nd->ix] = p;
 	return 0;
 
+out_keep:
+	keep_pool_drop(p);
 out_free:
 	pool_free(p);
 	return err;
@@ -223,6 +242,7 @@ void pool_destroy(struct mm_pool *p)
 	if (p->space->mm->pin_pool == p)
 		p->space->mm->pin_pool = NULL;
 	pool_policy_fini(p);
+	keep_pool_drop(p);
 	list_del(&p->node_link);
 	p->space->pool[p->cls][p->nd->ix] = NULL;
 	pool_free(p);
@@ -252,9 +272,10 @@ static void extent_enter(struct mm_pool *p, struct extent *ext)
 	uint32_t no = 1, i;
 	struct mm_extent *e;
 
-	while (p->extent[no].ext)
+	while (p->extent[no].ext || p->extent[no].lost)
 		no++;
 	e = &p->extent[no];
+	mm_point();
 	*e = (struct mm_extent){
 		.ext = ext, .no = no, .ro_fd = -1, .rw_fd = -1,
 		.nr_free = p->per_extent,
@@ -263,11 +284,16 @@ static void extent_enter(struct mm_pool *p, struct extent *ext)
 	for (i = 0; i < p->per_extent; i++)
 		p->free[(size_t)no * p->per_extent + i] =
 			(no + 1) * p->per_extent - 1 - i;
+	/* generations go on, also of a number that had been given back */
+	for (i = 0; p->adopted && i < p->per_extent; i++)
+		p->meta[(size_t)no * p->per_extent + i].gen =
+			frame_word_gen(frame_word_of(p, no * p->per_extent + i));
 	bitmap_set(p->free_map, no);
 	p->nr_free += p->per_extent;
 	p->nr_frames += p->per_extent;
 	p->nr_extents++;
 	e->up_seq = seq_next(p);
+	keep_extent(p, e);
 	pool_watermarks(p);
 }
 
@@ -306,7 +332,8 @@ uint64_t pool_room(const struct mm_pool *p)
 	const struct node *n = p->nd->node;
 	uint64_t free_bytes = n->capacity > n->used ? n->capacity - n->used : 0;
 	uint64_t exts = free_bytes / pool_extent_bytes(p);
-	uint64_t slots = p->max_extents - p->nr_extents - p->extents_coming;
+	uint64_t slots = p->max_extents - p->nr_extents - p->nr_lost -
+			 p->extents_coming;
 
 	return min(exts, slots) * p->per_extent;
 }
@@ -368,7 +395,7 @@ int pool_grow(struct mm_pool *p)
 		return 0;
 	if (mm->now_ns < p->grow_after_ns)
 		return p->extents_coming ? 0 : -EAGAIN;
-	if (p->nr_extents + p->extents_coming >= p->max_extents)
+	if (p->nr_extents + p->nr_lost + p->extents_coming >= p->max_extents)
 		err = -ENOSPC;
 	else
 		err = node_extent_get(p->nd->node, pool_extent_bytes(p),
@@ -385,6 +412,51 @@ int pool_grow(struct mm_pool *p)
 	}
 	p->grow_after_ns = mm->now_ns + GROW_RETRY_NS;
 	return -EAGAIN;
+}
+
+/* -- extents of the last daemon's ------------------------------------------ */
+
+void extent_adopt(struct mm_pool *p, uint32_t no, struct extent *ext,
+		  const struct keep_extent *kx)
+{
+	p->extent[no] = (struct mm_extent){
+		.ext = ext, .no = no, .ro_fd = -1, .rw_fd = -1,
+		.nr_used = p->per_extent,
+		.up_seq = kx->up_seq, .down_seq = kx->down_seq,
+	};
+	p->nr_extents++;
+	p->nr_frames += p->per_extent;
+	pool_watermarks(p);
+}
+
+void extent_lose(struct mm_pool *p, uint32_t no)
+{
+	p->extent[no] = (struct mm_extent){
+		.no = no, .ro_fd = -1, .rw_fd = -1, .lost = true,
+	};
+	p->nr_lost++;
+}
+
+void extent_adopted(struct mm_pool *p, uint32_t no, uint64_t down_seq)
+{
+	struct mm_extent *e = &p->extent[no];
+
+	p->nr_free += e->nr_free;
+	if (e->nr_free)
+		bitmap_set(p->free_map, no);
+	e->down_seq = 0;
+	if (!down_seq)
+		return;
+	if (e->nr_used) {
+		/* it cannot be, but if it is, windows are to map it again */
+		e->up_seq = seq_next(p);
+		keep_extent(p, e);
+		return;
+	}
+	extent_close(p, no);
+	e->down_seq = down_seq;
+	e->down_ns = p->space->mm->now_ns + p->space->mm->o.shrink_ack_ns;
+	p->space->mm->next_pools_ns = 0;
 }
 
 /* -- extents that go ------------------------------------------------------- */
@@ -448,6 +520,7 @@ static bool extent_put(struct mm_pool *p, struct mm_extent *e)
 	if (node_extent_put(e->ext, extent_gone, p))
 		return false;		/* I/O on it: tried again */
 	p->extents_putting++;
+	keep_extent_drop(p, e->no);
 	close_fd(&e->ro_fd);
 	close_fd(&e->rw_fd);
 	*e = (struct mm_extent){ .ro_fd = -1, .rw_fd = -1 };
@@ -477,6 +550,7 @@ void extent_down(struct mm_pool *p, uint32_t no)
 		return;
 	extent_close(p, no);
 	e->down_seq = seq_next(p);
+	keep_extent(p, e);
 	e->down_ns = mm->now_ns + mm->o.shrink_ack_ns;
 	mm->next_pools_ns = 0;
 	if (!extent_try_put(p, e))

@@ -12,8 +12,10 @@
  * fixed size: a key that is found there would have been a hit, had the mode been
  * on. Later keys push earlier ones out of their place, as a cache would.
  */
+#include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/mm/keep.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
@@ -103,6 +105,7 @@ void space_free(struct mm_space *sp)
 		index_destroy(sp);
 	/* release: pairs with the acquire of whoever lists spaces */
 	atomic_store_explicit(&hdr_space(sp)->live, 0, memory_order_release);
+	keep_space_drop(sp);
 	sp->mm->space[sp->ix] = NULL;
 	list_del(&sp->link);
 	ghost_keep(sp);
@@ -198,6 +201,54 @@ static int space_slot(const struct mm *mm)
 	return -EUSERS;
 }
 
+int space_adopt(struct mm *mm, uint32_t ix, const char *tenant,
+		const uint8_t *bytes, size_t len, const uint8_t id[32],
+		struct errmsg *e)
+{
+	struct mm_space *sp = calloc(1, sizeof(*sp));
+	uint32_t epoch;
+	int err;
+
+	if (!sp)
+		return errmsg_set(e, -ENOMEM, "out of memory");
+	sp->mm = mm;
+	sp->ix = ix;
+	memcpy(sp->id, id, sizeof(sp->id));
+	snprintf(sp->tenant, sizeof(sp->tenant), "%s", tenant);
+	sp->index_shm = (struct shm)SHM_INIT;
+	list_init(&sp->link);
+	err = desc_decode(bytes, len, &sp->desc, e);
+	if (err) {
+		free(sp);
+		return err;
+	}
+	mm->space[ix] = sp;
+	list_add_tail(&mm->spaces, &sp->link);
+	err = -ENOMEM;
+	sp->desc_bytes = malloc(len);
+	if (!sp->desc_bytes)
+		goto out_free;
+	memcpy(sp->desc_bytes, bytes, len);
+	sp->desc_len = len;
+	/* clients look on into the one that they have until they are told */
+	epoch = atomic_load_explicit(&hdr_space(sp)->index_epoch,
+				     memory_order_relaxed);
+	err = index_create(sp, index_first_lines(sp), epoch + 1);
+	if (!err)
+		err = space_pools(sp, e);
+	if (err)
+		goto out_free;
+	/* release: pairs with the acquire of whoever lists spaces */
+	atomic_store_explicit(&hdr_space(sp)->live, 1, memory_order_release);
+	return 0;
+
+out_free:
+	if (!e->text[0])
+		errmsg_set(e, err, "%s", strerror(-err));
+	space_free(sp);
+	return err;
+}
+
 /* Takes @d over on success. */
 static int space_create(struct mm_client *c, struct desc *d,
 			const uint8_t *bytes, size_t len, const uint8_t id[32],
@@ -232,7 +283,7 @@ static int space_create(struct mm_client *c, struct desc *d,
 	}
 	memcpy(sp->desc_bytes, bytes, len);
 	sp->desc_len = len;
-	err = index_create(sp, index_first_lines(sp));
+	err = index_create(sp, index_first_lines(sp), 1);
 	if (err) {
 		errmsg_set(e, err, "index: %s", strerror(-err));
 		goto out_end;
@@ -247,6 +298,7 @@ static int space_create(struct mm_client *c, struct desc *d,
 	mm_space_set_mode(sp, c->o.mode);
 	/* release: pairs with the acquire of whoever lists spaces */
 	atomic_store_explicit(&hdr_space(sp)->live, 1, memory_order_release);
+	keep_space(sp);
 	*ret = sp;
 	return 0;
 
@@ -330,6 +382,7 @@ static void attach(struct mm_client *c, struct mm_space *sp)
 {
 	c->spaces[c->nr_spaces++] = sp;
 	sp->nr_clients++;
+	keep_client(c);
 }
 
 int mm_attach(struct mm_client *c, const uint8_t *bytes, size_t len,
@@ -405,6 +458,7 @@ void mm_detach(struct mm_client *c, struct mm_space *sp)
 			mm_win_close(w);
 	c->spaces[i] = c->spaces[--c->nr_spaces];
 	sp->nr_clients--;
+	keep_client(c);
 	sp->mm->next_spaces_ns = 0;
 }
 

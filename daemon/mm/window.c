@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "daemon/mm/keep.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
@@ -30,39 +31,67 @@
 
 /* -- the ledger ------------------------------------------------------------- */
 
+/* Where its parts lie. */
+struct win_layout {
+	uint64_t	bits, bitmap, pins, mag, bytes;
+	uint32_t	mag_entries;
+};
+
+static struct win_layout win_layout(const struct mm_pool *p)
+{
+	struct win_layout at = {
+		.bits = p->max_extents + UINT64_C(1),
+		.bitmap = sizeof(struct window_ledger),
+		.mag_entries = roundup_pow2(p->max_frames),
+	};
+
+	at.pins = round_up(at.bitmap + BITMAP_WORDS(at.bits) * 8, 4096);
+	at.mag = round_up(at.pins + (uint64_t)p->max_frames * 4, 4096);
+	at.bytes = at.mag + (uint64_t)at.mag_entries * 4;
+	return at;
+}
+
+uint64_t win_ledger_bytes(const struct mm_pool *p)
+{
+	return win_layout(p).bytes;
+}
+
+static void win_ledger_map(struct mm_win *w, const struct win_layout *at)
+{
+	char *base = w->ledger_shm.addr;
+
+	w->mag_entries = at->mag_entries;
+	w->wl = (struct window_ledger *)base;
+	w->bitmap = (_Atomic uint64_t *)(base + at->bitmap);
+	w->pins = (_Atomic uint32_t *)(base + at->pins);
+	w->mag = (_Atomic uint32_t *)(base + at->mag);
+}
+
 static int win_ledger_create(struct mm_win *w, struct errmsg *e)
 {
 	const struct mm_pool *p = w->pool;
-	uint64_t bits = p->max_extents + UINT64_C(1);
+	const struct win_layout at = win_layout(p);
 	struct window_ledger *l;
-	uint64_t bitmap, pins, mag, bytes;
 	int err;
 
-	w->mag_entries = roundup_pow2(p->max_frames);
-	bitmap = sizeof(*l);
-	pins = round_up(bitmap + BITMAP_WORDS(bits) * 8, 4096);
-	mag = round_up(pins + (uint64_t)p->max_frames * 4, 4096);
-	bytes = mag + (uint64_t)w->mag_entries * 4;
 	/* the other members of its engine look at its bitmap */
-	err = shm_create(&w->ledger_shm, "kvmm-window", bytes,
+	err = shm_create(&w->ledger_shm, "kvmm-window", at.bytes,
 			 !w->engine->anonymous);
 	if (err)
 		return errmsg_set(e, err, "window ledger of %llu bytes: %s",
-				  (unsigned long long)bytes, strerror(-err));
+				  (unsigned long long)at.bytes, strerror(-err));
 
-	w->wl = l = w->ledger_shm.addr;
+	l = w->ledger_shm.addr;
 	l->magic = KVMM_MAGIC_WINDOW;
 	l->size = sizeof(*l);
 	l->max_frames = p->max_frames;
-	l->mag_entries = w->mag_entries;
-	l->nr_extents = bits;
-	l->bitmap_off = bitmap;
-	l->pins_off = pins;
-	l->mag_off = mag;
-	l->bytes = bytes;
-	w->bitmap = (_Atomic uint64_t *)((char *)l + bitmap);
-	w->pins = (_Atomic uint32_t *)((char *)l + pins);
-	w->mag = (_Atomic uint32_t *)((char *)l + mag);
+	l->mag_entries = at.mag_entries;
+	l->nr_extents = at.bits;
+	l->bitmap_off = at.bitmap;
+	l->pins_off = at.pins;
+	l->mag_off = at.mag;
+	l->bytes = at.bytes;
+	win_ledger_map(w, &at);
 	return 0;
 }
 
@@ -189,6 +218,13 @@ int mm_win_open(struct mm_client *c, struct mm_space *sp, unsigned int cls,
 		goto out_ledger;
 	}
 
+	err = keep_win_take(w);
+	if (err) {
+		err = errmsg_set(e, err, "%u windows are open, of all clients",
+				 KEEP_WINS);
+		goto out_ledger;
+	}
+
 	c->win[no] = w;
 	list_add_tail(&c->windows, &w->client_link);
 	win_enlist(w);
@@ -201,6 +237,53 @@ out_ledger:
 out_free:
 	free(w);
 	return err;
+}
+
+/*
+ * Its cursors are what the ledger says that they are. Whoever wrote something else
+ * there finds its own magazine in disorder.
+ */
+int win_adopt(struct mm_client *c, struct mm_pool *p, uint32_t keep,
+	      const struct keep_win *kw, struct shm *ledger)
+{
+	const struct win_layout at = win_layout(p);
+	struct mm_win *w = calloc(1, sizeof(*w));
+
+	if (!w)
+		return -ENOMEM;
+	w->client = c;
+	w->engine = c->engine;
+	w->pool = p;
+	w->keep = keep;
+	w->rights = kw->rights;
+	w->no = kw->no;
+	w->reserved = kw->reserved;
+	w->synced_seq = kw->synced_seq;
+	/* relaxed: the daemon is the only writer */
+	w->told_seq = atomic_load_explicit(&p->table->extent_seq,
+					   memory_order_relaxed);
+	w->ledger_shm = *ledger;
+	*ledger = (struct shm)SHM_INIT;
+	win_ledger_map(w, &at);
+	w->mag_tail = atomic_load_explicit(&w->wl->mag_tail,
+					   memory_order_relaxed);
+	w->refills = atomic_load_explicit(&w->wl->refills,
+					  memory_order_relaxed);
+	list_init(&w->refill_link);
+	list_init(&w->closed_link);
+	list_init(&w->pool_link);
+	bitmap_set(c->mm->keep->wins, keep - 1);
+	c->win[w->no] = w;
+	list_add_tail(&c->windows, &w->client_link);
+	w->void_pins = kw->flags & KEEP_WIN_VOID;
+	if (!w->void_pins)
+		win_enlist(w);
+	if (kw->flags & KEEP_WIN_CLOSED) {
+		w->closed = true;
+		w->open_at = 1;
+		list_add_tail(&c->mm->closed, &w->closed_link);
+	}
+	return 0;
 }
 
 /* -- ending ------------------------------------------------------------------- */
@@ -225,6 +308,7 @@ void win_void(struct mm_win *w)
 		return;
 	w->void_pins = true;
 	list_del(&w->pool_link);
+	keep_win(w);
 }
 
 void win_destroy(struct mm_win *w)
@@ -232,6 +316,7 @@ void win_destroy(struct mm_win *w)
 	win_void(w);
 	list_del(&w->closed_link);
 	list_del(&w->client_link);
+	keep_win_drop(w);
 	w->client->win[w->no] = NULL;
 	shm_fini(&w->ledger_shm);
 	free(w);
@@ -339,6 +424,7 @@ void mm_win_close(struct mm_win *w)
 	w->open_at = 1;
 	list_add_tail(&w->engine->mm->closed, &w->closed_link);
 	win_give_up(w);
+	keep_win(w);
 	win_retire(w);
 }
 
@@ -442,12 +528,15 @@ unsigned int mm_win_sync(struct mm_win *w, uint64_t have_seq,
 	/* relaxed: the daemon is the only writer */
 	uint64_t now = atomic_load_explicit(&p->table->extent_seq,
 					    memory_order_relaxed);
+	uint64_t synced = w->synced_seq;
 	unsigned int n = 0;
 	uint32_t no;
 
 	*seq = now;
 	if (have_seq <= w->told_seq)
 		w->synced_seq = max(w->synced_seq, have_seq);
+	if (w->synced_seq != synced)
+		keep_win(w);
 	/* also when it ends early: what was told by then is held, win_holds() */
 	w->told_seq = now;
 	for (no = 1; no <= p->max_extents && n < max; no++) {
@@ -528,5 +617,6 @@ int mm_reserve(struct mm_client *c, struct mm_space *sp, unsigned int cls,
 			most ? (int)most->client->o.pid : 0);
 	}
 	w->reserved = frames;
+	keep_win(w);
 	return 0;
 }

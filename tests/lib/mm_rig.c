@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/lib/mm_rig.h"
 #include "ipc/base/bitmap.h"
@@ -86,8 +87,12 @@ void mr_open(struct rig *r, const struct rig_opts *o)
 	struct errmsg e;
 
 	memset(r, 0, sizeof(*r));
-	assert_int_equal(shm_create(&r->hdr_shm, "rig-header",
-				    sizeof(struct kvmm_hdr), 0), 0);
+	if (o->hdr_fd)
+		assert_int_equal(shm_adopt(&r->hdr_shm, dup(o->hdr_fd),
+					   sizeof(struct kvmm_hdr), 0), 0);
+	else
+		assert_int_equal(shm_create(&r->hdr_shm, "rig-header",
+					    sizeof(struct kvmm_hdr), 0), 0);
 	r->hdr = r->hdr_shm.addr;
 	assert_int_equal(work_create("rig", 1, &r->pool), 0);
 	assert_int_equal(host_create(&h, &r->host), 0);
@@ -107,8 +112,12 @@ void mr_open(struct rig *r, const struct rig_opts *o)
 		};
 		m.nr_nodes = 2;
 	}
+	r->keep = m.keep = o->keep;
 	if (mm_create(&m, &r->mm, &e))
 		fail_msg("mm_create: %s", e.text);
+	if (o->keep && mm_adopt(r->mm, o->share_pct ? o->share_pct : 100,
+				&r->adopted, &e))
+		fail_msg("mm_adopt: %s", e.text);
 }
 
 void mr_close(struct rig *r)
@@ -188,8 +197,9 @@ struct rig_client *mr_client(struct rig *r, unsigned int i, uint32_t rights)
 	struct mm_client_opts o = {
 		.tenant = "default", .name = "rig", .socket = 0,
 		.rights = rights, .mode = KVMM_MODE_ON, .pid = 1000 + i,
-		.ledger = &c->ledger_shm, .arg = c,
+		.no = i, .ledger = &c->ledger_shm, .arg = c,
 	};
+	char name[32];
 
 	if (!c->ledger) {
 		assert_int_equal(shm_create(&c->ledger_shm, "rig-ledger",
@@ -204,6 +214,10 @@ struct rig_client *mr_client(struct rig *r, unsigned int i, uint32_t rights)
 	c->evicted = c->exited = false;
 	c->kicks = c->gone_members = c->new_members = 0;
 	atomic_store(&c->ledger->step, 0);
+	if (r->keep) {
+		snprintf(name, sizeof(name), "ledger.%u", i);
+		r->keep->put(r, c->ledger_shm.fd, name);
+	}
 	assert_int_equal(mm_client_create(r->mm, &o, &c->mc), 0);
 	return c;
 }

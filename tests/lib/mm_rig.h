@@ -44,6 +44,7 @@ struct rig_client {
 	unsigned int	kicks;
 	unsigned int	gone_members, new_members;
 	bool		evicted, exited;
+	bool		whole;		/* adopted with all that it had */
 	char		why[64];
 };
 
@@ -52,6 +53,9 @@ struct rig_client {
  * @bytes:	of the host node; 16 MiB
  * @lower:	a block node to demote to, the caller's
  * @pin_limit_pct: 0 for none
+ * @keep:	who keeps memory; then mm adopts what there is
+ * @hdr_fd:	with @keep: the header of the last daemon, the caller's; 0: none
+ * @share_pct:	with @keep; 0: 100
  * @sync_work:	no worker pool: checksums and zeroing in the call
  */
 struct rig_opts {
@@ -60,6 +64,9 @@ struct rig_opts {
 	struct node	*lower;
 	uint32_t	pin_limit_pct;
 	bool		sync_work;
+	const struct mm_keep_ops *keep;
+	int		hdr_fd;
+	unsigned int	share_pct;
 };
 
 struct rig {
@@ -73,6 +80,8 @@ struct rig {
 	unsigned int	nr_done;
 	struct rig_done	*done[RIG_DONE];
 	unsigned int	index_grown;
+	const struct mm_keep_ops *keep;
+	struct mm_adopted adopted;
 };
 
 /* A group of a described space; every group has a class of its own. */

@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Taking over frames, and making pages of them again (model: tests/model/adopt.pml).
+ *
+ * The word says what the last daemon was about, the record whose bytes they are:
+ *
+ *	READY, good record	a page
+ *	ISOLATED, good record	the last daemon died between its exchange and its
+ *				decision: a page, and if nobody pins it reclaim
+ *				will find it again
+ *	LOADING, good record	a page whose parent was waited for (STRAY_ORPHAN)
+ *	READY, ISOLATED		of no use; not reused before its last unpin
+ *	LOADING			the last daemon's I/O may still write to it: not
+ *				reused before a block node has the lock that says
+ *				that it is over
+ *	OPEN			its window's, if it ever got there; else free
+ *	FREE, QUARANTINE	free: whoever wrote to the latter is dead
+ *
+ * Generations go on from the words, also of frames that are nobody's.
+ *
+ * Pages come in three passes, since a parent may lie anywhere: all are made; each
+ * finds its parent; then each that is of use is linked and may be found. One that
+ * is bound and has lost its parent is of no use, and nor is what hangs on it; if
+ * there is a block node its parent may come from there, so they wait.
+ */
+#include <string.h>
+
+#include "daemon/mm/keep.h"
+#include "daemon/mm/tier.h"
+#include "ipc/base/bits.h"
+#include "kernels/kernels.h"
+
+/* -- records --------------------------------------------------------------------- */
+
+bool record_good(const struct mm_pool *p, const struct frame_record *r,
+		 uint64_t gen)
+{
+	const struct desc *d = &p->space->desc;
+
+	return r->gen == gen && r->gen &&
+	       r->crc == kvmm_crc32c(0, r, offsetof(struct frame_record, crc)) &&
+	       !memcmp(r->space_id, p->space->id, sizeof(r->space_id)) &&
+	       r->group < d->ngroups && d->group[r->group].class_ix == p->cls &&
+	       r->raw_bytes == p->page_bytes && !r->format;
+}
+
+uint8_t record_page_flags(const struct frame_record *r)
+{
+	uint8_t flags = 0;
+
+	if (r->flags & FRAME_REC_ROOT)
+		flags |= PAGE_ROOT;
+	if (r->flags & FRAME_REC_BOUND)
+		flags |= PAGE_BOUND;
+	if (r->flags & FRAME_REC_CRC)
+		flags |= PAGE_CRC;
+	return flags;
+}
+
+struct page *record_page(struct mm_space *sp, const struct frame_record *r,
+			 struct page *parent)
+{
+	struct page *pg;
+	uint64_t key[4];
+
+	memcpy(key, r->key, sizeof(key));
+	pg = page_create(sp, r->group, key, parent, record_page_flags(r));
+	if (!pg)
+		return NULL;
+	pg->pos = r->pos;
+	pg->cost_us = r->cost_us;
+	pg->crc = r->data_crc;
+	return pg;
+}
+
+static bool has_parent(const struct frame_record *r)
+{
+	uint64_t k[4];
+
+	memcpy(k, r->parent, sizeof(k));
+	return (k[0] | k[1] | k[2] | k[3]) && !(r->flags & FRAME_REC_ROOT);
+}
+
+/* -- first: every frame ---------------------------------------------------------- */
+
+static void frame_free(struct mm_pool *p, struct mm_extent *x, uint32_t f,
+		       uint64_t gen)
+{
+	if (frame_word_of(p, f) != frame_word(gen, FRAME_FREE))
+		frame_word_set(p, f, frame_word(gen, FRAME_FREE));
+	frame_forget(p, f);
+	p->meta[f] = (struct frame_meta){ .gen = gen };
+	p->free[(size_t)x->no * p->per_extent + x->nr_free++] = f;
+	x->nr_used--;
+}
+
+/* The window that an OPEN frame is with; NULL: it never got there. */
+static struct mm_win *frame_holder(const struct mm_pool *p, uint32_t f,
+				   uint64_t owner)
+{
+	uint32_t handle = keep_owner_handle(owner), ahead;
+	struct mm_win *w;
+
+	list_for_each_entry(w, &p->windows, pool_link)
+		if (w->keep == handle)
+			break;
+	if (&w->pool_link == &p->windows)
+		return NULL;
+	/* it was taken for a place that the tail has not passed */
+	ahead = (uint32_t)owner - w->mag_tail;
+	return ahead < p->max_frames ? NULL : w;
+}
+
+static bool frame_take_over(struct mm_pool *p, uint32_t f)
+{
+	uint64_t owner = atomic_load_explicit(&p->owner[f],
+					      memory_order_relaxed);
+	struct frame_meta *m = &p->meta[f];
+	struct mm_win *w = frame_holder(p, f, owner);
+
+	if (!w)
+		return false;
+	m->owner = w->engine;
+	m->win = w;
+	w->nr_open++;
+	w->engine->nr_open++;
+	p->nr_open++;
+	p->space->mm->adopted.open++;
+	return true;
+}
+
+/* Of no use: free, unless somebody pins it. */
+static bool frame_let_go(struct mm_pool *p, uint32_t f, uint64_t gen)
+{
+	/* seq_cst, and the pins after it: see isolate_and_sum() in frame.c */
+	atomic_exchange_explicit(&p->table->word[f],
+				 frame_word(gen, FRAME_ISOLATED),
+				 memory_order_seq_cst);
+	return !frame_pins(p, f);
+}
+
+/* A page's frame; the page has no parent and no copy yet. False: it is no good. */
+static bool frame_page(struct mm_pool *p, uint32_t f)
+{
+	const struct frame_record *r = &p->record[f];
+	struct mm_space *sp = p->space;
+	struct page *pg;
+	struct copy *c;
+	uint64_t key[4];
+
+	memcpy(key, r->key, sizeof(key));
+	pg = page_find(sp, r->group, key);
+	if (!pg) {
+		pg = record_page(sp, r, NULL);
+		if (!pg)
+			return false;
+		pg->flags |= PAGE_ADOPT;
+	}
+	c = page_copy(pg, p->nd);
+	if (c->frame)
+		return false;		/* it is in another frame already */
+	c->frame = f;
+	pg->strikes++;			/* frames that it has, for now */
+	p->meta[f].page = pg;
+	return true;
+}
+
+/* True: what becomes of it is decided; else it is free. */
+static bool frame_look(struct mm_pool *p, uint32_t f, uint64_t word, bool keep)
+{
+	uint64_t gen = frame_word_gen(word);
+	enum frame_state st = frame_word_state(word);
+
+	switch (st) {
+	case FRAME_OPEN:
+		return frame_take_over(p, f);
+	case FRAME_LOADING:
+	case FRAME_READY:
+	case FRAME_ISOLATED:
+		break;
+	default:
+		return false;
+	}
+	if (record_good(p, &p->record[f], gen)) {
+		if (!keep && st != FRAME_LOADING && frame_let_go(p, f, gen)) {
+			p->space->mm->adopted.lost++;
+			return false;
+		}
+		if (frame_page(p, f))
+			return true;
+	}
+	if (st == FRAME_LOADING) {
+		stray_add(p, f, STRAY_IO);
+		return true;
+	}
+	p->space->mm->adopted.lost++;
+	if (frame_let_go(p, f, gen))
+		return false;
+	stray_add(p, f, STRAY_PINNED);
+	return true;
+}
+
+/* From the top, so that the lowest is the first to be handed out. */
+static void extent_scan(struct mm_pool *p, uint32_t no, bool keep)
+{
+	struct mm_extent *x = &p->extent[no];
+	uint32_t f = (no + 1) * p->per_extent, first = no * p->per_extent;
+
+	while (f-- > first) {
+		uint64_t word = frame_word_of(p, f);
+
+		if (f >= first + 4)
+			__builtin_prefetch(&p->record[f - 4]);
+		p->meta[f].gen = frame_word_gen(word);
+		if (!frame_look(p, f, word, keep))
+			frame_free(p, x, f, frame_word_gen(word));
+	}
+}
+
+static void pool_scan(struct mm_pool *p, unsigned int share_pct)
+{
+	uint32_t left = ((uint64_t)p->nr_extents * share_pct + 99) / 100, no;
+
+	for (no = 1; no <= p->max_extents; no++) {
+		if (!p->extent[no].ext)
+			continue;
+		extent_scan(p, no, left);
+		left -= left > 0;
+		/* what windows were told to unmap had nothing in it */
+		extent_adopted(p, no, p->extent[no].down_seq);
+	}
+}
+
+/* -- second: parents ------------------------------------------------------------- */
+
+typedef void frame_fn(struct mm_pool *p, uint32_t f, struct page *pg);
+
+/* All frames of @p that have a page. */
+static void for_each_page_frame(struct mm_pool *p, frame_fn *fn)
+{
+	uint32_t no, f, end;
+
+	for (no = 1; no <= p->max_extents; no++) {
+		if (!p->extent[no].ext || !p->extent[no].nr_used)
+			continue;
+		f = no * p->per_extent;
+		for (end = f + p->per_extent; f < end; f++)
+			if (p->meta[f].page)
+				fn(p, f, p->meta[f].page);
+	}
+}
+
+static void for_each_pool(struct mm *mm, void (*fn)(struct mm_pool *p))
+{
+	struct mm_pool *p;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++)
+		list_for_each_entry(p, &mm->node[i].pools, node_link)
+			if (p->adopted)
+				fn(p);
+}
+
+static void parent_find(struct mm_pool *p, uint32_t f, struct page *pg)
+{
+	const struct frame_record *r = &p->record[f];
+	uint64_t key[4];
+
+	if (pg->parent || !has_parent(r))
+		return;
+	memcpy(key, r->parent, sizeof(key));
+	pg->parent = page_find(p->space, r->group, key);
+	if (!pg->parent && (pg->flags & PAGE_BOUND))
+		pg->flags |= PAGE_ORPHAN;
+}
+
+static void parents_find(struct mm_pool *p)
+{
+	for_each_page_frame(p, parent_find);
+}
+
+/* -- third: which are of use ----------------------------------------------------- */
+
+/*
+ * Is all that @pg is bound to there? Each page is decided once: the way up ends at
+ * the first that is, and all on it get the same answer.
+ */
+static bool page_settle(struct page *pg)
+{
+	uint64_t left = pg->space->nr_pages + 1;
+	struct page *top = pg, *next;
+	bool orphan;
+
+	while ((top->flags & PAGE_ADOPT) && !(top->flags & PAGE_ORPHAN) &&
+	       page_bound(top) && left--)
+		top = top->parent;
+	orphan = (top->flags & PAGE_ORPHAN) || left == UINT64_MAX;
+	for (; pg != top; pg = next) {
+		next = pg->parent;
+		pg->flags &= ~PAGE_ADOPT;
+		pg->flags |= orphan ? PAGE_ORPHAN : 0;
+	}
+	top->flags &= ~PAGE_ADOPT;
+	return !orphan;
+}
+
+static void page_link(struct page *pg)
+{
+	struct page *up = pg->parent;
+
+	if (!up || !list_empty(&pg->sibling))
+		return;
+	if (!page_bound(pg) && !page_settle(up)) {
+		pg->parent = NULL;
+		return;
+	}
+	up->nr_bound += page_bound(pg);
+	list_add_tail(&up->children, &pg->sibling);
+}
+
+static void page_enter(struct mm_pool *p, uint32_t f, struct page *pg)
+{
+	struct frame_meta *m = &p->meta[f];
+
+	if (!page_settle(pg))
+		return;			/* third and a half: page_leave() */
+	page_link(pg);
+	pg->strikes = 0;
+	if (frame_word_of(p, f) != frame_word(m->gen, FRAME_READY))
+		frame_word_set(p, f, frame_word(m->gen, FRAME_READY));
+	copy_set_state(pg, p->nd, COPY_READY);
+	p->space->mm->adopted.frames++;
+}
+
+static void pages_enter(struct mm_pool *p)
+{
+	for_each_page_frame(p, page_enter);
+}
+
+static void page_leave(struct mm_pool *p, uint32_t f, struct page *pg)
+{
+	if (!(pg->flags & PAGE_ORPHAN))
+		return;
+	p->meta[f].page = NULL;
+	pg->parent = NULL;
+	stray_add(p, f, STRAY_ORPHAN);
+	if (!--pg->strikes)
+		page_put(pg);
+}
+
+static void pages_leave(struct mm_pool *p)
+{
+	for_each_page_frame(p, page_leave);
+}
+
+/* -- frames that were freed after a step ----------------------------------------- */
+
+static void free_again(struct mm_pool *p)
+{
+	uint32_t no, f, end;
+
+	for (no = 1; p->nr_open && no <= p->max_extents; no++) {
+		if (!p->extent[no].ext || !p->extent[no].nr_used)
+			continue;
+		f = no * p->per_extent;
+		for (end = f + p->per_extent; f < end; f++) {
+			struct mm_win *w = p->meta[f].win;
+			uint64_t owner;
+
+			if (!w)
+				continue;
+			owner = atomic_load_explicit(&p->owner[f],
+						     memory_order_relaxed);
+			if (owner & KEEP_FREED)
+				mm_free(w, &f, 1,
+					*keep_freed_step(&p->record[f]));
+		}
+	}
+}
+
+/* -- all of it ------------------------------------------------------------------- */
+
+int adopt_frames(struct mm *mm, unsigned int share_pct, struct errmsg *e)
+{
+	struct mm_pool *p;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++)
+		list_for_each_entry(p, &mm->node[i].pools, node_link)
+			if (p->adopted)
+				pool_scan(p, share_pct);
+	for_each_pool(mm, parents_find);
+	for_each_pool(mm, pages_enter);
+	for_each_pool(mm, pages_leave);
+	for_each_pool(mm, free_again);
+	for_each_pool(mm, pool_publish_avail);
+	stray_settle(mm);
+	return 0;
+}

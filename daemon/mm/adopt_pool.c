@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Taking over pools: frame table, records and extents.
+ *
+ * A pool is adopted with the geometry that it had, or not at all: where a frame
+ * lies follows from it, in every process. One that is given up is made anew, and
+ * in the table that clients still have all frames turn FREE, so that nobody finds
+ * anything there; what they have pinned they go on reading, in memory that is
+ * theirs alone by then.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/mm/keep.h"
+#include "daemon/mm/mm_calls.h"
+#include "ipc/base/bits.h"
+#include "ipc/base/fd.h"
+
+/* -- giving up ------------------------------------------------------------------- */
+
+/* FREE, with the generation that it had. */
+static void words_retire(struct frame_table *t, uint64_t from, uint64_t end)
+{
+	uint64_t f;
+
+	for (f = from; f < end; f++) {
+		uint64_t w = atomic_load_explicit(&t->word[f],
+						  memory_order_relaxed);
+
+		if (frame_word_state(w) == FRAME_FREE)
+			continue;
+		/* seq_cst: as any word that a pin may race with */
+		atomic_store_explicit(&t->word[f],
+				      frame_word(frame_word_gen(w), FRAME_FREE),
+				      memory_order_seq_cst);
+	}
+}
+
+/* Only where the file has memory: reading the rest would make it. */
+static void table_retire(const struct shm *s)
+{
+	struct frame_table *t = s->addr;
+	off_t at = 0, hole, end = (off_t)s->bytes;
+
+	while (at < end) {
+		at = lseek(s->fd, at, SEEK_DATA);
+		if (at < 0)
+			return;
+		hole = lseek(s->fd, at, SEEK_HOLE);
+		hole = hole < 0 || hole > end ? end : hole;
+		at = max(at, (off_t)sizeof(*t));
+		if (at < hole)
+			words_retire(t, (uint64_t)(at - (off_t)sizeof(*t)) / 8,
+				     (uint64_t)(hole - (off_t)sizeof(*t)) / 8);
+		at = hole;
+	}
+}
+
+/* -- table and records ----------------------------------------------------------- */
+
+static const char *table_wrong(const struct frame_table *t,
+			       const struct mm_pool *p)
+{
+	if (t->magic != KVMM_MAGIC_TABLE || t->size != sizeof(*t))
+		return "its frame table is none";
+	if (t->stride != p->stride || t->max_frames != p->max_frames ||
+	    t->frames_per_extent != p->per_extent ||
+	    t->extent_bytes != pool_part_bytes(p))
+		return "its frame table has another geometry";
+	return NULL;
+}
+
+static const char *head_wrong(const struct keep_pool *h,
+			      const struct mm_pool *p)
+{
+	struct keep_pool want;
+
+	keep_pool_layout(p, &want);
+	if (h->magic != want.magic || h->crc != keep_pool_crc(h))
+		return "its records are none";
+	if (memcmp(h, &want, sizeof(want)))
+		return "its records are of another geometry: the node was configured otherwise";
+	return NULL;
+}
+
+static bool spoiled(const struct mm_pool *p)
+{
+	return p->space->mm->adopt_spoiled[p->space->ix][p->cls][p->nd->ix];
+}
+
+int adopt_pool_shm(struct mm_pool *p)
+{
+	struct mm *mm = p->space->mm;
+	char table[KEEP_NAME], record[KEEP_NAME];
+	const char *why = NULL;
+	struct keep_pool want;
+	int no_table, no_record;
+
+	keep_name_pool(p, "table", table);
+	keep_name_pool(p, "record", record);
+	keep_pool_layout(p, &want);
+	no_table = adopt_shm(mm, table, frame_table_bytes(p->max_frames), true,
+			     &p->table_shm);
+	no_record = adopt_shm(mm, record, want.bytes, false, &p->record_shm);
+	if (no_table == -ENOENT && no_record == -ENOENT)
+		return -ENOENT;
+	if (no_table == -ENOENT)
+		goto out_drop;		/* it was being made, nobody knew it */
+	if (no_table || no_record)
+		why = "its frame table or its records are not there";
+	else if (spoiled(p))
+		why = "not all that its clients have pinned is known";
+	if (!why)
+		why = table_wrong(p->table_shm.addr, p);
+	if (!why)
+		why = head_wrong(p->record_shm.addr, p);
+	if (!why) {
+		mm->adopted.pools++;
+		return 0;
+	}
+	adopt_gave_up(mm, "class %u of space %u on node %s cannot be adopted: %s",
+		      p->cls, p->space->ix, p->nd->node->name, why);
+	if (!no_table)
+		table_retire(&p->table_shm);
+out_drop:
+	shm_fini(&p->table_shm);
+	shm_fini(&p->record_shm);
+	mm->keep->ops->drop(mm->o.ops_arg, table);
+	mm->keep->ops->drop(mm->o.ops_arg, record);
+	return -ENOENT;
+}
+
+/* -- extents --------------------------------------------------------------------- */
+
+static const struct keep_extent *extents_of(const struct mm_pool *p)
+{
+	return (const struct keep_extent *)
+		((const struct keep_pool *)p->record_shm.addr + 1);
+}
+
+/* What was in it is lost; clients that have it mapped read on there. */
+static void extent_give_up(struct mm_pool *p, uint32_t no, const char *why)
+{
+	struct mm *mm = p->space->mm;
+
+	adopt_gave_up(mm, "extent %u of class %u of space %u on node %s: %s",
+		      no, p->cls, p->space->ix, p->nd->node->name, why);
+	words_retire(p->table, (uint64_t)no * p->per_extent,
+		     (no + UINT64_C(1)) * p->per_extent);
+	keep_extent_drop(p, no);
+	extent_lose(p, no);
+}
+
+static void extent_take(struct mm_pool *p, uint32_t no,
+			const struct keep_extent *kx)
+{
+	struct mm *mm = p->space->mm;
+	struct extent *ext;
+	char name[KEEP_NAME];
+	int fd, err;
+
+	if (kx->crc != keep_extent_crc(kx) ||
+	    kx->bytes != pool_extent_bytes(p)) {
+		extent_give_up(p, no, "its record is torn");
+		return;
+	}
+	keep_name_extent(p, no, name);
+	fd = mm->keep->ops->take(mm->o.ops_arg, name);
+	if (fd < 0) {
+		extent_give_up(p, no, "nobody kept it");
+		return;
+	}
+	err = node_extent_adopt(p->nd->node, fd, kx->bytes, kx->id, &ext);
+	if (err) {
+		extent_give_up(p, no, strerror(-err));
+		return;
+	}
+	extent_adopt(p, no, ext, kx);
+	mm->adopted.extents++;
+}
+
+void adopt_extents(struct mm_pool *p)
+{
+	const struct keep_extent *kx = extents_of(p);
+	uint32_t no;
+
+	for (no = 1; no <= p->max_extents; no++)
+		if (kx[no].id || kx[no].crc)
+			extent_take(p, no, &kx[no]);
+}
