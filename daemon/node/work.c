@@ -12,6 +12,12 @@
  * was pushed. Both with seq_cst, so one of them sees the other. Only the push
  * onto an empty stack wakes: whoever comes later stands behind one that did.
  *
+ * The eventfd is read only when it may have something to be read: a wake-up is
+ * counted in @owed before it is written, and taken off when it has been read. (A
+ * flag that was set after the write left a descriptor that is readable and that
+ * nobody reads, as long as the worker was kept from setting it: the loop went
+ * round and round on the CPU that the worker was waiting for.)
+ *
  * Bulk. Clients have pages copied, summed up and zeroed, as many as they like,
  * and somebody else's read has a deadline: behind all of those it would miss it.
  * So they queue apart. The workers take from that queue what the other one leaves
@@ -67,7 +73,7 @@ struct work_queue {
  * @nr_live:	workers that have not left
  * @done:	stack of finished jobs, newest first
  * @sleeping:	the loop sleeps, or may
- * @signalled:	the eventfd was written since the last read
+ * @owed:	writes to the eventfd, done or about to be, that were not read
  * @pending:	submitted, callback not called; the loop's callers only add
  * @ready:	finished jobs already taken off @done, oldest first; the loop's
  */
@@ -82,7 +88,7 @@ struct work_pool {
 	bool			stop;
 	_Atomic(struct work *)	done;
 	atomic_bool		sleeping;
-	atomic_bool		signalled;
+	_Atomic uint64_t	owed;
 	atomic_uint		pending;
 	struct work		*ready;
 	int			efd;
@@ -150,11 +156,11 @@ static void work_finished(struct work_pool *p, struct work *w)
 	/* seq_cst: pairs with the store in work_sleep() */
 	if (!atomic_load(&p->sleeping))
 		return;
+	/* release: before the write, so that whom it wakes reads it; pairs with
+	 * the load in work_poll() */
+	atomic_fetch_add_explicit(&p->owed, 1, memory_order_release);
 	while (write(p->efd, &one, sizeof(one)) < 0 && errno == EINTR)
 		;
-	/* release: after the write, so that a reader finds what it reads;
-	 * pairs with the exchange in work_poll() */
-	atomic_store_explicit(&p->signalled, true, memory_order_release);
 }
 
 static void *work_main(void *arg)
@@ -359,13 +365,17 @@ unsigned int work_poll(struct work_pool *p, unsigned int budget)
 	unsigned int n = 0;
 	uint64_t count;
 
-	/* acquire: pairs with the store in work_finished() */
-	if (atomic_load_explicit(&p->signalled, memory_order_relaxed) &&
-	    atomic_exchange_explicit(&p->signalled, false,
-				     memory_order_acquire)) {
-		while (read(p->efd, &count, sizeof(count)) < 0 &&
-		       errno == EINTR)
-			;
+	/* acquire: pairs with the addition in work_finished() */
+	if (atomic_load_explicit(&p->owed, memory_order_acquire)) {
+		ssize_t len;
+
+		do
+			len = read(p->efd, &count, sizeof(count));
+		while (len < 0 && errno == EINTR);
+		/* else the write is still to come; relaxed: only we look */
+		if (len == (ssize_t)sizeof(count))
+			atomic_fetch_sub_explicit(&p->owed, count,
+						  memory_order_relaxed);
 	}
 	if (!p->ready)
 		work_collect(p);
