@@ -35,6 +35,7 @@ static void nvme_kick(struct node *n)
 		return;
 	nvme_start_queued(nv, now_ns());
 	nv->eng->flush(nv);
+	nvme_crc_flush(nv);
 }
 
 static unsigned int nvme_poll(struct node *n, unsigned int budget)
@@ -43,6 +44,7 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 	unsigned int nr = work_poll(nv->aux, 0);
 	uint64_t now;
 
+	nv->crc_left = NVME_CRC_INLINE;
 	if (nv->drained)
 		return nr;
 	nr += nv->eng->reap(nv, budget);
@@ -53,6 +55,7 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 	nvme_discard_poll(nv, now);
 	nvme_start_queued(nv, now);
 	nv->eng->flush(nv);
+	nvme_crc_flush(nv);
 
 	n->used = nv->slots.used_bytes;
 	n->stats.bad_slots = nv->slots.nr_bad;

@@ -117,14 +117,32 @@ static void crc_work_done(struct work *w)
 /* Compute it here and now, or have IO_PART_CRC outstanding. */
 static void crc_start(struct nvme *nv, struct node_io *io)
 {
-	if (io->len <= NVME_CRC_INLINE) {
+	if (io->len <= nv->crc_left) {
+		nv->crc_left -= io->len;
 		io->priv.data_crc = kvmm_crc32c(0, io->addr, io->len);
 		return;
 	}
 	io->priv.parts |= IO_PART_CRC;
 	io->priv.crc_work.fn = crc_work_fn;
 	io->priv.crc_work.done = crc_work_done;
-	work_submit(nv->pool, &io->priv.crc_work);
+	io->priv.crc_work.next = nv->crc_jobs;
+	nv->crc_jobs = &io->priv.crc_work;
+}
+
+/* In the order in which they came. */
+void nvme_crc_flush(struct nvme *nv)
+{
+	struct work *first = NULL, *w;
+
+	while ((w = nv->crc_jobs)) {
+		nv->crc_jobs = w->next;
+		w->next = first;
+		first = w;
+	}
+	while ((w = first)) {
+		first = w->next;
+		work_submit(nv->pool, w);
+	}
 }
 
 static uint32_t ident_crc(const struct node_io *io)
