@@ -160,7 +160,7 @@ tests: all $(TEST_KVMMD) $(TEST_LIB) $(UNIT) $(INTEG) $(FUZZ) $(DEMOS) \
 DEPS	:= $(if $(filter demo check check-long check-model bench,$(MAKECMDGOALS)),deps)
 
 deps:
-	$(Q).ci/deps
+	$(Q).ci/deps $(filter bench,$(MAKECMDGOALS))
 
 # -- compiling ----------------------------------------------------------------
 
