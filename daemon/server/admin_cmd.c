@@ -100,7 +100,22 @@ static int cmd_ping(struct server *s, const json_t *req, json_t *r,
 	json_object_set_new(r, "version", json_string(KVMM_VERSION_STRING));
 	json_object_set_new(r, "epoch", json_hex(s->epoch));
 	json_object_set_new(r, "state", json_string(server_state(s)));
+	json_object_set_new(r, "started", json_hex(s->started_ns));
+	json_object_set_new(r, "reexec_error", json_string(s->reexec_why));
 	return 0;
+}
+
+/* So that the answer is out before. A guess; it serves meanwhile. */
+#define REEXEC_DELAY_NS	(20 * NSEC_PER_MSEC)
+
+/* Another "started" of a ping says that it is done, "reexec_error" that not. */
+static int cmd_reexec(struct server *s, const json_t *req, json_t *r,
+		      struct errmsg *e)
+{
+	log_notice("a re-exec is wanted by an administrator");
+	s->reexec_why[0] = '\0';
+	s->reexec_ns = deadline_in(REEXEC_DELAY_NS);
+	return cmd_ping(s, req, r, e);
 }
 
 struct mode_change {
@@ -194,6 +209,7 @@ static const struct {
 	{ "mode",	cmd_mode },
 	{ "check",	cmd_check },
 	{ "dump",	cmd_dump },
+	{ "reexec",	cmd_reexec },
 #ifdef KVMM_TEST_BUILD
 	{ "fault",	cmd_fault },
 #endif

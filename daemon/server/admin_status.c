@@ -281,6 +281,36 @@ static json_t *rlimit_json(int what)
 	return json_u64(rl.rlim_cur);
 }
 
+/* -- over a restart -------------------------------------------------------------------------- */
+
+static json_t *start_json(struct server *s)
+{
+	const struct ladder *l = s->ladder;
+
+	return json_pack("{s:s, s:i, s:i, s:b, s:s}",
+			 "step", ladder_name(l ? l->step : LADDER_ADOPT),
+			 "unclean", l ? (int)l->unclean : 0,
+			 "adopt_pct", l ? (int)l->adopt_pct : 100,
+			 "oom", l && l->oom,
+			 "why", l ? l->why : "");
+}
+
+static json_t *park_json(struct server *s)
+{
+	struct park_stat st;
+
+	park_stat(s->park, &st);
+	return json_pack("{s:s, s:b, s:i, s:i, s:i, s:i, s:i, s:i, s:I}",
+			 "keeper", st.keeper, "enabled", st.enabled,
+			 "held", (int)st.held, "parked", (int)st.parked,
+			 "waiting", (int)st.waiting, "max", (int)st.max,
+			 "inherited", (int)st.inherited,
+			 "taken", (int)st.taken,
+			 "failed", (json_int_t)st.failed);
+}
+
+/* -- the whole ------------------------------------------------------------------------------- */
+
 struct space_sum {
 	unsigned int	n;
 	uint64_t	pages, metadata;
@@ -322,6 +352,7 @@ static void note_observed(const struct mm_space_info *si, void *arg)
 static json_t *notes_json(struct server *s, const struct totals *t)
 {
 	json_t *notes = json_array();
+	char why[256];
 	unsigned int i;
 
 	for (i = 0; i < s->nr_nodes; i++)
@@ -331,6 +362,13 @@ static json_t *notes_json(struct server *s, const struct totals *t)
 				 node_state_name(s->node[i]->state),
 				 s->node[i]->why[0] ? ": " : "",
 				 s->node[i]->why);
+	if (s->ladder && s->ladder->why[0])
+		add_note(notes, "%s", s->ladder->why);
+	if (park_why(s->park, why, sizeof(why)))
+		add_note(notes, "%s", why);
+	if (s->reexec_why[0])
+		add_note(notes, "the last re-exec was not done: %s",
+			 s->reexec_why);
 	if (t->own_user)
 		add_note(notes, "%u client%s as this daemon's own user: in its "
 			 "trust domain, they could write what is read-only to "
@@ -398,6 +436,8 @@ int cmd_status(struct server *s, const json_t *req, json_t *r,
 			    "fds", fd_count(),
 			    "fds_max", rlimit_json(RLIMIT_NOFILE),
 			    "memlock", rlimit_json(RLIMIT_MEMLOCK)));
+	json_object_set_new(r, "start", start_json(s));
+	json_object_set_new(r, "park", park_json(s));
 	json_object_set_new(r, "notes", notes_json(s, &t));
 	return 0;
 }

@@ -127,6 +127,9 @@ static const struct key timeout_keys[] = {
 	{ "shrink_ack", key_ns, "1ms to 1h, as \"5s\"",
 	  offsetof(struct config, shrink_ack_ns),
 	  NSEC_PER_MSEC, 3600 * NSEC_PER_SEC },
+	{ "crash_window", key_ns, "0ms to 24h, as \"10min\", 0: no end counts",
+	  offsetof(struct config, crash_window_ns), 0,
+	  86400 * NSEC_PER_SEC },
 	{ NULL }
 };
 
@@ -426,6 +429,7 @@ void config_defaults(struct config *c)
 	c->fetch_ns = 2 * NSEC_PER_SEC;
 	c->direct_reclaim_ns = 5 * NSEC_PER_MSEC;
 	c->shrink_ack_ns = 5 * NSEC_PER_SEC;
+	c->crash_window_ns = 600 * NSEC_PER_SEC;
 	c->spin_us = 50;
 	c->log_level = LOG_LVL_NOTICE;
 }

@@ -92,6 +92,10 @@ struct config_node {
 	bool		sqpoll;
 };
 
+/**
+ * struct config - the whole
+ * @crash_window_ns: within which ends without order count, see ladder.h
+ */
 struct config {
 	char		state_dir[CONFIG_FILE_PATH];
 	char		admin_socket[CONFIG_SUN_PATH];
@@ -107,6 +111,7 @@ struct config {
 	uint64_t	fetch_ns;
 	uint64_t	direct_reclaim_ns;
 	uint64_t	shrink_ack_ns;
+	uint64_t	crash_window_ns;
 	uint32_t	spin_us;
 	uint32_t	log_level;		/* enum log_level */
 };

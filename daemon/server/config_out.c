@@ -206,7 +206,7 @@ int config_print(const struct config *c, FILE *out)
 	for (i = 0; i < c->nr_nodes; i++)
 		json_array_append_new(nodes, node_json(&c->node[i]));
 	root = json_pack("{s:s, s:{s:s}, s:o, s:o, s:s,"
-			 " s:{s:i, s:i, s:i, s:i}, s:{s:o, s:o, s:o},"
+			 " s:{s:i, s:i, s:i, s:i}, s:{s:o, s:o, s:o, s:o},"
 			 " s:i, s:s}",
 			 "state_dir", c->state_dir,
 			 "admin", "socket", c->admin_socket,
@@ -219,6 +219,7 @@ int config_print(const struct config *c, FILE *out)
 			 "timeouts", "fetch", ns_json(c->fetch_ns),
 			 "direct_reclaim", ns_json(c->direct_reclaim_ns),
 			 "shrink_ack", ns_json(c->shrink_ack_ns),
+			 "crash_window", ns_json(c->crash_window_ns),
 			 "spin_us", (int)c->spin_us,
 			 "log_level", word_of(level_words, c->log_level));
 	if (!root)

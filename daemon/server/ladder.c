@@ -14,6 +14,7 @@
 #include "daemon/server/config.h"
 #include "daemon/server/ladder.h"
 #include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 
 #define FILE_BYTES	4096
@@ -170,26 +171,29 @@ static int boot_write(struct ladder *l, const char *state)
 /* -- the rung ----------------------------------------------------------------------------- */
 
 /* Forget what is too old, or from the future. */
-static void times_trim(struct ladder *l, uint64_t now_s)
+static void times_trim(struct ladder *l, const struct ladder_now *now)
 {
 	unsigned int i, n = 0;
 
 	for (i = 0; i < l->nr_times; i++)
-		if (l->time[i] <= now_s &&
-		    now_s - l->time[i] < LADDER_WINDOW_S)
+		if (l->time[i] <= now->now_s &&
+		    now->now_s - l->time[i] < now->window_s)
 			l->time[n++] = l->time[i];
 	l->nr_times = n;
 }
 
-static void times_add(struct ladder *l, uint64_t now_s)
+static void times_add(struct ladder *l, const struct ladder_now *now)
 {
+	if (!now->window_s)
+		return;
 	if (l->nr_times == LADDER_TIMES)
 		memmove(l->time, l->time + 1,
 			--l->nr_times * sizeof(l->time[0]));
-	l->time[l->nr_times++] = now_s;
+	l->time[l->nr_times++] = now->now_s;
 }
 
-static void ladder_judge(struct ladder *l, const char *ended)
+static void ladder_judge(struct ladder *l, const struct ladder_now *now,
+			 const char *ended)
 {
 	static const char *const what[] = {
 		[LADDER_ADOPT]	= "what it left is adopted",
@@ -207,9 +211,10 @@ static void ladder_judge(struct ladder *l, const char *ended)
 	if (!l->unclean)
 		return;
 	snprintf(l->why, sizeof(l->why), "the last kvmmd ended without order"
-		 "%s%.24s%s, %u time%s in 10 minutes: %s%s",
+		 "%s%.24s%s, %u time%s in %" PRIu64 " min: %s%s",
 		 said ? " (" : "", said ? ended : "", said ? ")" : "",
-		 l->unclean, l->unclean == 1 ? "" : "s", what[l->step],
+		 l->unclean, l->unclean == 1 ? "" : "s",
+		 div_round_up(now->window_s, 60), what[l->step],
 		 l->adopt_pct == 50 ? ", at most half of memory" : "");
 }
 
@@ -223,12 +228,12 @@ int ladder_begin(struct ladder *l, int dirfd, const struct ladder_now *now,
 	*l = (struct ladder){ .dirfd = dirfd };
 	snprintf(l->boot, sizeof(l->boot), "%s", now->boot);
 	was = boot_read(l);
-	times_trim(l, now->now_s);
+	times_trim(l, now);
 	if (was == BOOT_RUNNING || was == BOOT_BAD) {
-		times_add(l, now->now_s);
+		times_add(l, now);
 		l->oom = !strcmp(ended, "oom-kill");
 	}
-	ladder_judge(l, was == BOOT_BAD ? "or its record is damaged" : ended);
+	ladder_judge(l, now, was == BOOT_BAD ? "or its record is damaged" : ended);
 	err = boot_write(l, "running");
 	if (err)
 		return errmsg_set(e, err, "state_dir: boot: %s: unclean ends are "
@@ -243,16 +248,26 @@ int ladder_end(struct ladder *l, bool forget)
 	return boot_write(l, "stopped");
 }
 
+int ladder_again(struct ladder *l)
+{
+	return boot_write(l, "running");
+}
+
 /* -- how the last one ended ---------------------------------------------------------------- */
 
-void ladder_now(struct ladder_now *now, int dirfd, char *buf, size_t len)
+void ladder_now(struct ladder_now *now, const struct config *c, int dirfd,
+		char *buf, size_t len)
 {
 	const char *env = getenv("KVMM_ENDED");
 	struct timespec ts = { 0 };
 	int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
 
 	clock_gettime(CLOCK_BOOTTIME, &ts);
-	*now = (struct ladder_now){ .now_s = (uint64_t)ts.tv_sec, .ended = buf };
+	*now = (struct ladder_now){
+		.now_s		= (uint64_t)ts.tv_sec,
+		.window_s	= c->crash_window_ns / NSEC_PER_SEC,
+		.ended		= buf,
+	};
 	if (file_read(root, "proc/sys/kernel/random/boot_id", now->boot,
 		      sizeof(now->boot)) <= 1)
 		snprintf(now->boot, sizeof(now->boot), "unknown");

@@ -4,10 +4,12 @@
  * less of what the last one left.
  *
  *	1st		everything is adopted
- *	2nd in 10 min	the built-in policy, the configuration last confirmed
+ *	2nd in a while	the built-in policy, the configuration last confirmed
  *	3rd		and DRAM starts empty
  *	4th and later	and every space starts in bypass: it serves, and does not
  *			take part
+ *
+ * How long a while is the configuration says (crash_window, 10 minutes).
  *
  * After an OOM kill at most half of DRAM is adopted. An orderly stop begins
  * anew; so does a boot, of which nothing in memory is left.
@@ -26,7 +28,6 @@
 
 struct config;
 
-#define LADDER_WINDOW_S	600	/* unclean ends that are older do not count */
 #define LADDER_TIMES	8	/* as many are remembered */
 
 enum ladder_step {
@@ -63,12 +64,13 @@ struct ladder {
  * struct ladder_now - what a start knows
  * @boot:	boot id of the kernel
  * @now_s:	CLOCK_BOOTTIME, seconds
+ * @window_s:	unclean ends that are older do not count; 0: none does
  * @ended:	how the last daemon ended, as its manager says: "oom-kill",
  *		"signal", "watchdog" ...; NULL or "": it does not say
  */
 struct ladder_now {
 	char		boot[64];
-	uint64_t	now_s;
+	uint64_t	now_s, window_s;
 	const char	*ended;
 };
 
@@ -78,7 +80,8 @@ struct ladder_now {
  * Consumes what `kvmmd --ended` or the keeper left.
  * @buf:	for @now->ended
  */
-void ladder_now(struct ladder_now *now, int dirfd, char *buf, size_t len);
+void ladder_now(struct ladder_now *now, const struct config *c, int dirfd,
+		char *buf, size_t len);
 
 /**
  * ladder_begin() - find the rung, and write down that a daemon runs
@@ -96,6 +99,9 @@ int ladder_begin(struct ladder *l, int dirfd, const struct ladder_now *now,
  * @forget:	what was counted so far, too; false for a re-exec
  */
 int ladder_end(struct ladder *l, bool forget);
+
+/** ladder_again() - it did not end after all */
+int ladder_again(struct ladder *l);
 
 /** ladder_name() - "adopt", "plain", "empty", "bypass" */
 const char *ladder_name(enum ladder_step step);

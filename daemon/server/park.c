@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "daemon/log.h"
 #include "daemon/server/park_store.h"
@@ -136,7 +137,7 @@ static struct parked *found(const struct park *p, const char *name)
 	char full[PARK_NAME + 1];
 	struct parked *e;
 
-	if (snprintf(full, sizeof(full), "%c%s", PARK_SIGIL, name) >=
+	if (!p || snprintf(full, sizeof(full), "%c%s", PARK_SIGIL, name) >=
 	    (int)sizeof(full))
 		return NULL;
 	e = park_find(p, full);
@@ -191,6 +192,8 @@ int park_put(struct park *p, int fd, const char *fmt, ...)
 	va_end(ap);
 	if (!ok || fd < 0)
 		return -EINVAL;
+	if (!p)
+		return 0;
 	e = park_find(p, name);
 	if (!e)
 		e = park_insert(p, name);
@@ -212,7 +215,7 @@ void park_drop(struct park *p, const char *fmt, ...)
 	va_start(ap, fmt);
 	ok = name_make(name, fmt, ap);
 	va_end(ap);
-	e = ok ? park_find(p, name) : NULL;
+	e = ok && p ? park_find(p, name) : NULL;
 	if (!e)
 		return;
 	entry_set(p, e, -1);
@@ -242,7 +245,10 @@ bool park_has(const struct park *p, const char *name)
 
 int park_socket(struct park *p, const char *name)
 {
-	struct parked *e = name[0] == PARK_SIGIL ? NULL : park_find(p, name);
+	struct parked *e = NULL;
+
+	if (p && name[0] != PARK_SIGIL)
+		e = park_find(p, name);
 
 	return take(p, e && e->found ? e : NULL);
 }
@@ -255,7 +261,7 @@ bool park_next(const struct park *p, const char *prefix, struct park_iter *it)
 
 	snprintf(from, sizeof(from), "%c%s", PARK_SIGIL,
 		 it->name[0] ? it->name : prefix);
-	for (i = lower_bound(p, from); i < p->nr; i++) {
+	for (i = p ? lower_bound(p, from) : 0; p && i < p->nr; i++) {
 		const struct parked *e = p->entry[i];
 
 		if (e->name[0] != PARK_SIGIL || strncmp(e->name + 1, prefix, len))
@@ -274,7 +280,7 @@ unsigned int park_done(struct park *p)
 {
 	unsigned int i, n = 0;
 
-	for (i = p->nr; i--;) {
+	for (i = p ? p->nr : 0; i--;) {
 		struct parked *e = p->entry[i];
 
 		if (!e->found)
@@ -296,7 +302,7 @@ uint64_t park_run(struct park *p, uint64_t now_ns)
 {
 	unsigned int i, failed = 0;
 
-	if (!p->behind || store_lost(p))
+	if (!p || !p->behind || store_lost(p))
 		return DEADLINE_NONE;
 	if (now_ns < p->retry_ns)
 		return p->retry_ns;
@@ -319,17 +325,33 @@ uint64_t park_run(struct park *p, uint64_t now_ns)
 	return p->behind ? p->retry_ns : DEADLINE_NONE;
 }
 
+uint64_t park_bytes(const struct park *p)
+{
+	uint64_t bytes = 0;
+	struct stat st;
+	unsigned int i;
+
+	for (i = 0; p && i < p->nr; i++)
+		if (p->entry[i]->found && !fstat(p->entry[i]->fd, &st) &&
+		    S_ISREG(st.st_mode))
+			bytes += (uint64_t)st.st_blocks * 512;
+	return bytes;
+}
+
 /* -- saying how it is -------------------------------------------------------------------- */
 
 bool park_enabled(const struct park *p)
 {
-	return p->sock >= 0 && !store_lost(p);
+	return p && !store_lost(p);
 }
 
 void park_stat(const struct park *p, struct park_stat *st)
 {
 	unsigned int i;
 
+	*st = (struct park_stat){ .keeper = "nobody" };
+	if (!p)
+		return;
 	*st = (struct park_stat){
 		.enabled	= park_enabled(p),
 		.max		= p->max,
@@ -354,6 +376,8 @@ bool park_why(const struct park *p, char *buf, size_t len)
 {
 	struct park_stat st;
 
+	if (!p)
+		return false;
 	if (p->sock < 0) {
 		snprintf(buf, len, "nothing is parked: a restart starts empty "
 			 "(use systemd with FileDescriptorStoreMax=, or "

@@ -25,6 +25,8 @@
  * it is lost if the daemon ends before that. Where nobody keeps descriptors the
  * park only remembers what there is, for a re-exec.
  *
+ * Every call takes NULL for a park that is not there.
+ *
  * Context: the loop's thread.
  */
 #ifndef KVMM_SERVER_PARK_H
@@ -148,6 +150,11 @@ void park_stat(const struct park *p, struct park_stat *st);
  * Return: true and the sentence; false: all is well.
  */
 bool park_why(const struct park *p, char *buf, size_t len);
+
+/** park_bytes() - memory in what was inherited and not taken */
+uint64_t park_bytes(const struct park *p);
+
+#define PARK_REEXEC_ENV "KVMM_REEXEC"	/* this process was re-executed */
 
 /* -- a re-exec in place -------------------------------------------------------- */
 

@@ -35,7 +35,6 @@
 
 #define SEND_MS		20
 #define QUIET_NS	NSEC_PER_SEC
-#define REEXEC_ENV	"KVMM_REEXEC"
 #define SEALS		(F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)
 
 /* -- who keeps them ----------------------------------------------------------------- */
@@ -287,10 +286,10 @@ static int inherit_saved(struct park *p, int fd)
 
 int store_inherit(struct park *p)
 {
-	const char *saved = getenv(REEXEC_ENV);
+	const char *saved = getenv(PARK_REEXEC_ENV);
 	int fd = saved ? (int)strtol(saved, NULL, 10) : -1;
 
-	unsetenv(REEXEC_ENV);
+	unsetenv(PARK_REEXEC_ENV);
 	if (fd > STDERR_FILENO)
 		return inherit_saved(p, fd);
 	return inherit_listen(p);
@@ -349,7 +348,7 @@ int park_save(struct park *p)
 	if (err)
 		goto out;
 	snprintf(text, sizeof(text), "%d", fd);
-	if (!setenv(REEXEC_ENV, text, 1))
+	if (!setenv(PARK_REEXEC_ENV, text, 1))
 		return 0;
 	err = -ENOMEM;
 out:
@@ -360,10 +359,10 @@ out:
 
 void park_unsave(struct park *p)
 {
-	const char *saved = getenv(REEXEC_ENV);
+	const char *saved = getenv(PARK_REEXEC_ENV);
 
 	held_cloexec(p, true);
 	if (saved)
 		close((int)strtol(saved, NULL, 10));
-	unsetenv(REEXEC_ENV);
+	unsetenv(PARK_REEXEC_ENV);
 }

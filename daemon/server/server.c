@@ -246,42 +246,27 @@ static int mm_make(struct server *s, struct errmsg *e)
 	return mm_create(&o, &s->mm, e);
 }
 
-/* The descriptor that systemd has for this socket, or -1. */
-static int inherited(const struct server_opts *o, const char *name, bool *taken)
+static int sockets_make(struct server *s, struct errmsg *e)
 {
-	unsigned int i;
-
-	for (i = 0; i < o->nr_inherited; i++) {
-		if (!taken[i] && !strcmp(o->inherited_name[i], name)) {
-			taken[i] = true;
-			return o->inherited[i];
-		}
-	}
-	return -1;
-}
-
-/* Takes over all of @o->inherited, on error, too. */
-static int sockets_make(struct server *s, const struct server_opts *o,
-			struct errmsg *e)
-{
-	bool taken[CONFIG_MAX_SOCKETS] = { false };
 	unsigned int i;
 	int err = 0;
 
-	for (i = 0; i < s->cfg.nr_sockets && !err; i++) {
-		const struct config_socket *c = &s->cfg.socket[i];
+	for (i = 0; i < s->cfg.nr_sockets && !err; i++)
+		err = listener_add(s, &s->cfg.socket[i], e);
+	return err;
+}
 
-		err = listener_add(s, c, inherited(o, c->name, taken), e);
+static int state_make(struct server *s, const struct server_opts *o,
+		      struct errmsg *e)
+{
+	int err;
+
+	if (o->state) {
+		s->epoch = o->state->epoch;
+		return 0;
 	}
-	for (i = 0; i < o->nr_inherited; i++) {
-		if (taken[i])
-			continue;
-		close(o->inherited[i]);
-		if (!err)
-			log_warn("socket activation: no socket in the "
-				 "configuration is called \"%s\"",
-				 o->inherited_name[i]);
-	}
+	err = state_open(s->cfg.state_dir, &s->own_state, e);
+	s->epoch = s->own_state.epoch;
 	return err;
 }
 
@@ -296,7 +281,7 @@ static int server_make(struct server *s, const struct server_opts *o,
 	err = guard_init(&s->guard);
 	if (err)
 		return errmsg_set(e, err, "timer: %s", strerror(-err));
-	err = state_open(s->cfg.state_dir, &s->state_fd, &s->epoch, e);
+	err = state_make(s, o, e);
 	if (!err)
 		err = header_create(s, e);
 	if (!err)
@@ -307,6 +292,8 @@ static int server_make(struct server *s, const struct server_opts *o,
 		err = mm_make(s, e);
 	if (!err)
 		err = admin_create(s, s->cfg.admin_socket, &s->admin, e);
+	if (!err)
+		err = sockets_make(s, e);
 	return err;
 }
 
@@ -315,34 +302,32 @@ int server_create(const struct server_opts *o, struct server **ret,
 {
 	size_t bytes = round_up(sizeof(struct server), 64);
 	struct server *s = aligned_alloc(64, bytes);
-	unsigned int i;
+	unsigned int unclaimed;
 	int err;
 
-	if (!s) {
-		for (i = 0; i < o->nr_inherited; i++)
-			close(o->inherited[i]);
+	if (!s)
 		return errmsg_set(e, -ENOMEM, "out of memory");
-	}
 	memset(s, 0, bytes);
 	s->cfg = *o->cfg;
 	snprintf(s->config_path, sizeof(s->config_path), "%s",
 		 o->config_path ? o->config_path : "");
 	s->epfd = -1;
-	s->state_fd = -1;
+	s->own_state = (struct state)STATE_INIT;
+	s->park = o->park;
+	s->ladder = o->ladder;
 	s->hdr_shm = (struct shm)SHM_INIT;
 	s->sessions_due = DEADLINE_NONE;
 	s->started_ns = now_ns();
 	list_init(&s->sessions);
 	err = server_make(s, o, e);
-	if (err)
-		for (i = 0; i < o->nr_inherited; i++)
-			close(o->inherited[i]);
-	else
-		err = sockets_make(s, o, e);
 	if (err) {
 		server_destroy(s, deadline_in(NSEC_PER_SEC));
 		return err;
 	}
+	unclaimed = park_done(s->park);
+	if (unclaimed)
+		log_notice("%u descriptors of the last kvmmd are of no use: "
+			   "closed", unclaimed);
 	*ret = s;
 	return 0;
 }
@@ -371,7 +356,7 @@ int server_destroy(struct server *s, uint64_t deadline_ns)
 	}
 	shm_fini(&s->hdr_shm);
 	close_fd(&s->epfd);
-	close_fd(&s->state_fd);
+	state_close(&s->own_state);
 	guard_fini(&s->guard);
 	free(s);
 	return 0;
@@ -397,6 +382,10 @@ void server_status(struct server *s, char *buf, size_t len)
 
 	n = (size_t)snprintf(buf, len, "%s, %u client%s", server_state(s), live,
 			     live == 1 ? "" : "s");
+	/* in front: it is why a service that runs does nothing */
+	if (s->ladder && s->ladder->step >= LADDER_BYPASS)
+		n = (size_t)snprintf(buf, len, "bypass: %s; %u clients",
+				     s->ladder->why, live);
 	for (i = 0; i < s->nr_nodes && n < len; i++) {
 		const struct node *nd = s->node[i];
 

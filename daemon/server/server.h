@@ -30,6 +30,8 @@
 #include "daemon/mm/mm.h"
 #include "daemon/node/node.h"
 #include "daemon/server/config.h"
+#include "daemon/server/ladder.h"
+#include "daemon/server/park.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/list.h"
 #include "ipc/shm.h"
@@ -263,8 +265,9 @@ struct session {
 	uint32_t	nr_told;
 };
 
+/** listener_add() - the manager's, the last daemon's, or a new one */
 int listener_add(struct server *s, const struct config_socket *cfg,
-		 int inherited_fd, struct errmsg *e);
+		 struct errmsg *e);
 void listeners_close(struct server *s);
 /** listeners_run() - accept again after a pause; returns when to come again */
 uint64_t listeners_run(struct server *s, uint64_t now_ns);
@@ -370,18 +373,42 @@ void foreign_close(int fd, unsigned int socket);
 /* -- the server ------------------------------------------------------------------- */
 
 /**
+ * struct state - the state folder of a daemon: state.c
+ * @dirfd:	the folder
+ * @lock_fd:	its lock: one daemon a folder
+ * @epoch:	that no daemon before had
+ */
+struct state {
+	int		dirfd, lock_fd;
+	uint64_t	epoch;
+};
+
+#define STATE_INIT { .dirfd = -1, .lock_fd = -1 }
+
+/**
+ * state_open() - lock the state folder, take the next epoch
+ * @st:		the caller's: state_close(); -1s on error
+ */
+int state_open(const char *dir, struct state *st, struct errmsg *e);
+/** state_close() - give the folder up; fine twice and on %STATE_INIT */
+void state_close(struct state *st);
+
+/**
  * struct server_opts - how to make one
  * @cfg:	resolved; copied
  * @config_path: where it was read, for status; "" for the defaults
- * @inherited:	listening descriptors by name, from socket activation; taken
- *		over
+ * @park:	what was inherited, and where descriptors are parked; it outlives
+ *		the server. NULL: nothing, nowhere
+ * @state:	the open state folder, which stays the caller's; NULL: the
+ *		server opens it
+ * @ladder:	how far to trust what was inherited; NULL: all the way
  */
 struct server_opts {
 	const struct config	*cfg;
 	const char		*config_path;
-	unsigned int		nr_inherited;
-	const int		*inherited;
-	char *const		*inherited_name;
+	struct park		*park;
+	const struct state	*state;
+	const struct ladder	*ladder;
 };
 
 struct server_counters {
@@ -393,7 +420,10 @@ struct server_counters {
 
 /**
  * struct server - the whole
- * @state_fd:	the locked file in state_dir: one daemon a folder
+ * @own_state:	the state folder, where it is the server's
+ * @flushing:	nodes that have not said yet that their records are written
+ * @reexec_ns:	an administrator wants it re-executed then; 0: nobody does
+ * @reexec_why:	why the last wish was not granted
  * @watch:	dense; what the loop spins on
  * @hot_ns:	spin until then; 0: not hot
  * @scratch:	a copy of the array being judged
@@ -403,7 +433,12 @@ struct server {
 	struct config	cfg;
 	char		config_path[CONFIG_FILE_PATH];
 	int		epfd;
-	int		state_fd;
+	struct state	own_state;
+	struct park	*park;
+	const struct ladder *ladder;
+	unsigned int	flushing;
+	uint64_t	reexec_ns;
+	char		reexec_why[160];
 	uint64_t	epoch;
 	uint64_t	started_ns;
 	uint32_t	session_seq;
@@ -461,11 +496,13 @@ void server_leave(struct server *s);
 int server_destroy(struct server *s, uint64_t deadline_ns);
 
 /**
- * state_open() - lock the state folder, take the next epoch: state.c
- * @lock_fd:	holds the lock while it is open; the caller's
+ * server_drain() - take nothing new and wait until no I/O is under way: drain.c
+ *
+ * What was said about slots is on the medium then. For a re-exec; loop_once() is
+ * the way back.
+ * Return: 0; -ETIMEDOUT and the sentence.
  */
-int state_open(const char *dir, int *lock_fd, uint64_t *epoch,
-	       struct errmsg *e);
+int server_drain(struct server *s, uint64_t deadline_ns, struct errmsg *e);
 
 /** server_reject() - count a reason */
 void server_reject(struct server *s, enum reject why);

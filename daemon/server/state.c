@@ -84,42 +84,44 @@ static uint64_t epoch_next(uint64_t last)
 	return (random & ~UINT64_C(0xffff)) | (count ? count : 1);
 }
 
-int state_open(const char *dir, int *lock_fd, uint64_t *epoch,
-	       struct errmsg *e)
+int state_open(const char *dir, struct state *st, struct errmsg *e)
 {
-	int dirfd, fd, err;
+	int err;
 
+	*st = (struct state)STATE_INIT;
 	if (mkdir(dir, 0700) < 0 && errno != EEXIST)
 		return errmsg_set(e, -errno, "state_dir %.160s: %s", dir,
 				  strerror(errno));
-	dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (dirfd < 0)
+	st->dirfd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (st->dirfd < 0)
 		return errmsg_set(e, -errno, "state_dir %.160s: %s", dir,
 				  strerror(errno));
-	fd = openat(dirfd, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW,
-		    0600);
-	if (fd < 0) {
+	st->lock_fd = openat(st->dirfd, "lock",
+			     O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+	if (st->lock_fd < 0) {
 		err = errmsg_set(e, -errno, "state_dir %.160s: lock: %s", dir,
 				 strerror(errno));
-		goto out_dir;
+		goto out;
 	}
-	err = lock_file(fd, e, dir);
+	err = lock_file(st->lock_fd, e, dir);
 	if (err)
-		goto out_lock;
-	*epoch = epoch_next(epoch_read(dirfd));
-	err = epoch_write(dirfd, *epoch);
+		goto out;
+	st->epoch = epoch_next(epoch_read(st->dirfd));
+	err = epoch_write(st->dirfd, st->epoch);
 	if (err) {
 		errmsg_set(e, err, "state_dir %.160s: epoch: %s", dir,
 			   strerror(-err));
-		goto out_lock;
+		goto out;
 	}
-	*lock_fd = fd;
-	close(dirfd);
 	return 0;
 
-out_lock:
-	close(fd);
-out_dir:
-	close(dirfd);
+out:
+	state_close(st);
 	return err;
+}
+
+void state_close(struct state *st)
+{
+	close_fd(&st->lock_fd);
+	close_fd(&st->dirfd);
 }

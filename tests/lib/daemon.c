@@ -149,8 +149,11 @@ static json_t *config_nodes(const struct test_daemon *d)
 
 static int write_config(const struct test_daemon *d)
 {
-	json_t *cfg = json_pack("{s:s, s:{s:s}, s:o, s:o}", "state_dir", d->dir,
+	/* killed on purpose and often: that says nothing against what is kept */
+	json_t *cfg = json_pack("{s:s, s:{s:s}, s:{s:s}, s:o, s:o}",
+				"state_dir", d->dir,
 				"admin", "socket", d->admin,
+				"timeouts", "crash_window", "0s",
 				"sockets", config_sockets(d),
 				"nodes", config_nodes(d));
 	json_error_t je;

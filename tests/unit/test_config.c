@@ -138,7 +138,7 @@ static void config_refuses_unknown_keys_and_names_the_known(void **state)
 		"2: sockets[1].pat: ", "allowed: path, name, tenant");
 	refused("{\"admin\": {\"path\": \"/x\"}}", "1: admin.path: ", "socket");
 	refused("{\"timeouts\": {\"fetsch\": \"1s\"}}", "1: timeouts.fetsch: ",
-		"fetch, direct_reclaim, shrink_ack");
+		"fetch, direct_reclaim, shrink_ack, crash_window");
 }
 
 #define NODE(rest)	"{\"nodes\": [{\"name\": \"a\", \"kind\": \"host\",\n" rest "}]}"

@@ -22,6 +22,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
 static char dir[TD_MAX_PATH], self[TD_MAX_PATH];
@@ -469,5 +470,6 @@ int main(void)
 		return toy_run(toy);
 	n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 	self[n > 0 ? n : 0] = '\0';
+	fx_filter();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

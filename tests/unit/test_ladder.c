@@ -13,7 +13,10 @@
 #include "daemon/server/ladder.h"
 #include "ipc/base/fd.h"
 #include "tests/lib/daemon.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
+
+#define WINDOW_S	600
 
 static char dir[TD_MAX_PATH];
 static int dirfd_;
@@ -36,7 +39,9 @@ static int teardown(void **state)
 
 static int start_as(uint64_t now_s, const char *boot, const char *ended)
 {
-	struct ladder_now now = { .now_s = now_s, .ended = ended };
+	struct ladder_now now = {
+		.now_s = now_s, .window_s = WINDOW_S, .ended = ended,
+	};
 	struct errmsg e = { "" };
 
 	snprintf(now.boot, sizeof(now.boot), "%s", boot);
@@ -103,11 +108,24 @@ static void old_ends_do_not_count(void **state)
 	start(1002);
 	assert_int_equal(l.step, LADDER_PLAIN);
 	/* the one at 1001 is just out, that at 1002 just in */
-	start(1001 + LADDER_WINDOW_S);
+	start(1001 + WINDOW_S);
 	assert_int_equal(l.unclean, 2);
-	start(1001 + 3 * LADDER_WINDOW_S);
+	start(1001 + 3 * WINDOW_S);
 	assert_int_equal(l.unclean, 1);
 	assert_int_equal(l.step, LADDER_ADOPT);
+}
+
+static void no_window_counts_nothing(void **state)
+{
+	struct ladder_now now = { .boot = "b", .now_s = 1000 };
+	struct errmsg e;
+	unsigned int i;
+
+	for (i = 0; i < 6; i++) {
+		assert_int_equal(ladder_begin(&l, dirfd_, &now, &e), 0);
+		assert_int_equal(l.unclean, 0);
+		assert_int_equal(l.step, LADDER_ADOPT);
+	}
 }
 
 static void orderly_stop_begins_anew(void **state)
@@ -241,7 +259,9 @@ static void times_from_the_future_are_dropped(void **state)
 
 static void read_only_folder_is_said_and_not_fatal(void **state)
 {
-	struct ladder_now now = { .boot = "b", .now_s = 1001 };
+	struct ladder_now now = {
+		.boot = "b", .now_s = 1001, .window_s = WINDOW_S,
+	};
 	struct errmsg e = { "" };
 
 	start(1000);
@@ -269,18 +289,22 @@ static void link_is_not_followed(void **state)
 
 static void word_of_the_end_is_used_once(void **state)
 {
+	static struct config c;
 	struct ladder_now now;
 	char buf[64];
 
+	config_defaults(&c);
+
 	assert_int_equal(ladder_ended(dir, "oom-kill"), 0);
-	ladder_now(&now, dirfd_, buf, sizeof(buf));
+	ladder_now(&now, &c, dirfd_, buf, sizeof(buf));
 	assert_string_equal(now.ended, "oom-kill");
 	assert_true(strlen(now.boot) > 8 && now.now_s > 0);
-	ladder_now(&now, dirfd_, buf, sizeof(buf));
+	assert_int_equal(now.window_s, 600);
+	ladder_now(&now, &c, dirfd_, buf, sizeof(buf));
 	assert_string_equal(now.ended, "");
 
 	setenv("KVMM_ENDED", "signal 9", 1);
-	ladder_now(&now, dirfd_, buf, sizeof(buf));
+	ladder_now(&now, &c, dirfd_, buf, sizeof(buf));
 	assert_string_equal(now.ended, "signal 9");
 	assert_null(getenv("KVMM_ENDED"));
 	assert_true(ladder_ended("/nonexistent", "success") < 0);
@@ -331,6 +355,7 @@ int main(void)
 		T(first_start_and_orderly_ones_adopt_all),
 		T(each_unclean_end_is_a_step),
 		T(old_ends_do_not_count),
+		T(no_window_counts_nothing),
 		T(orderly_stop_begins_anew),
 		T(reexec_neither_counts_nor_forgets),
 		T(another_boot_begins_anew),
@@ -345,5 +370,6 @@ int main(void)
 		T(steps_take_from_the_configuration),
 	};
 
+	fx_filter();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

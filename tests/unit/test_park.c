@@ -17,6 +17,7 @@
 #include "daemon/server/park.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
+#include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
 /**
@@ -510,5 +511,6 @@ int main(void)
 		T(planted_table_is_not_believed),
 	};
 
+	fx_filter();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
