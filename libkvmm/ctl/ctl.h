@@ -50,6 +50,7 @@ enum ctl_exit ctl_pins(const struct ctl *c, int argc, char **argv);
 enum ctl_exit ctl_mode(const struct ctl *c, int argc, char **argv);
 enum ctl_exit ctl_ping(const struct ctl *c, int argc, char **argv);
 enum ctl_exit ctl_check(const struct ctl *c, int argc, char **argv);
+enum ctl_exit ctl_daemon(const struct ctl *c, int argc, char **argv);
 
 enum ctl_exit ctl_usage(const char *fmt, ...)
 	__attribute__((format(printf, 1, 2)));

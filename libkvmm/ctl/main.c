@@ -23,11 +23,13 @@ static const struct noun {
 	{ "mode",	ctl_mode },
 	{ "ping",	ctl_ping },
 	{ "check",	ctl_check },
+	{ "daemon",	ctl_daemon },
 };
 
 /* The same, as a list to search. */
 static const char *const noun_names[] = {
-	"status", "space", "client", "pins", "mode", "ping", "check", NULL
+	"status", "space", "client", "pins", "mode", "ping", "check",
+	"daemon", NULL
 };
 
 /**
@@ -99,7 +101,8 @@ static const struct argp parser = {
 			  "pins\n"
 			  "mode [SPACE|all] on|observe|bypass|readonly\n"
 			  "ping\n"
-			  "check [MS]",
+			  "check [MS]\n"
+			  "daemon reexec",
 	.doc		= "Shows and steers a kvmmd. Words may be shortened as "
 			  "long as they stay unique; SPACE is a number or the "
 			  "begin of an id."
@@ -231,7 +234,7 @@ int main(int argc, char **argv)
 		return CTL_USAGE;
 	if (!o.nr_words)
 		return ctl_usage("what about? status, space, client, pins, "
-				 "mode, ping or check");
+				 "mode, ping, check or daemon");
 	ix = ctl_word(noun_names, o.word[0]);
 	if (ix < 0)
 		return ctl_usage(ix == -2 ? "\"%s\" may be several commands"

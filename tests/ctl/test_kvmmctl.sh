@@ -79,6 +79,14 @@ result $? "mode_without_a_space_says_so"
 expect 0 "all laws hold" check && expect 0 "all laws hold" check 5000
 result $? "check_passes"
 
+reexecuted() {
+	expect 0 "serving, epoch 0x.* after a gap of [0-9]* ms" daemon reexec &&
+		kill -0 "$daemon" &&
+		expect 0 '"gap_ms"' --json daemon reexec
+}
+reexecuted
+result $? "daemon_reexec_waits_for_the_new_one"
+
 expect 0 '"ok": true' --json status
 result $? "json_is_the_daemons_answer"
 python3 -c 'import json,sys; json.load(open(sys.argv[1]))' "$tmp/out" \
@@ -89,6 +97,7 @@ bad_usage() {
 	expect 2 "several commands" s && expect 2 "no command" nonsense &&
 		expect 2 "what about" && expect 2 "milliseconds" check now && expect 2 "mode \[SPACE" mode off &&
 		expect 2 "space \[list" space show &&
+		expect 2 "daemon takes" daemon start &&
 		expect 2 "a time is" --timeout=1x ping
 }
 bad_usage
