@@ -82,6 +82,19 @@ same_socket() {
 same_socket
 result $? "socket_unit_and_configuration_agree"
 
+# What the unit lets systemd keep, what the daemon is told and what it parks at
+# most are one number.
+same_store() {
+	local max env park
+	max=$(sed -n 's/^FileDescriptorStoreMax=//p' "$src/systemd/kvmmd.service")
+	env=$(sed -n 's/^Environment=FDSTORE=//p' "$src/systemd/kvmmd.service")
+	park=$(sed -n 's/^#define PARK_MAX[[:space:]]*\([0-9]*\).*/\1/p' \
+		"$src/daemon/server/park.h")
+	[ -n "$max" ] && [ "$max" = "$env" ] && [ "$max" = "$park" ]
+}
+same_store
+result $? "unit_and_daemon_agree_on_what_is_kept"
+
 if command -v systemd-sysusers >/dev/null && [ "$(id -u)" -eq 0 ]; then
 	mkdir -p "$tmp/root/etc"
 	systemd-sysusers --root="$tmp/root" "$src/systemd/sysusers.d/kvmm.conf" \
