@@ -53,6 +53,26 @@ static void cell_kind(struct table *t, const json_t *n)
 		table_cell(t, ctl_str(n, "kind"));
 }
 
+/* "second-touch, 3.2 GiB of 64 GiB a day left to write" */
+static void print_admission(const json_t *n)
+{
+	int64_t day = ctl_int(n, "admission.budget_day");
+	int64_t left = ctl_int(n, "admission.budget_left");
+	char a[TEXT_LEN], b[TEXT_LEN];
+
+	if (!*ctl_str(n, "admission.policy"))
+		return;
+	printf("  %s: admission %s, ", ctl_str(n, "name"),
+	       ctl_str(n, "admission.policy"));
+	if (!day)
+		printf("no limit on writes\n");
+	else
+		printf("%s of %s a day %s\n",
+		       text_bytes(left < 0 ? -left : left, a, sizeof(a)),
+		       text_bytes(day, b, sizeof(b)),
+		       left < 0 ? "overdrawn" : "left to write");
+}
+
 static void print_nodes(const json_t *nodes)
 {
 	static const char *const head[] = {
@@ -81,10 +101,12 @@ static void print_nodes(const json_t *nodes)
 	}
 	table_print(t, stdout);
 	table_destroy(t);
-	json_array_foreach((json_t *)nodes, i, n)
+	json_array_foreach((json_t *)nodes, i, n) {
 		if (*ctl_str(n, "line"))
 			printf("  %s: %s\n", ctl_str(n, "name"),
 			       ctl_str(n, "line"));
+		print_admission(n);
+	}
 }
 
 static void print_sockets(const json_t *list)

@@ -47,12 +47,14 @@ cat >"$tmp/c.json" <<EOF
 {"state_dir": "$tmp", "admin": {"socket": "$tmp/a.sock"},
  "sockets": [{"path": "$tmp/k.sock", "tenant": "demo"}],
  "nodes": [{"name": "dram0", "kind": "host", "size": "64MiB",
-            "size_max": "64MiB"}]}
+            "size_max": "64MiB", "below": "nvme0"},
+           {"name": "nvme0", "kind": "nvme", "size": "33MiB",
+            "path": "$tmp/nvme", "free_floor_pct": 0}]}
 EOF
 "$kvmmd" --config "$tmp/c.json" >"$tmp/log" 2>&1 &
 daemon=$!
 for _ in {1..200}; do
-	expect 0 kvmmd ping && break
+	expect 0 serving ping && break
 	sleep 0.05
 done
 
@@ -61,6 +63,8 @@ result $? "ping_says_version_and_epoch"
 
 expect 0 "^dram0  *host  *online  *64 MiB" status
 result $? "status_has_a_row_for_each_node"
+expect 0 "nvme0: admission second-touch, .* of 3.* MiB a day left" status
+result $? "status_says_what_may_still_be_written"
 expect 0 "^k  *demo  *rw  *observe" status
 result $? "status_has_a_row_for_each_socket"
 
