@@ -365,6 +365,69 @@ static void no_budget_is_no_limit(void **state)
 	rig_check(r);
 }
 
+/* -- both, with all that can go wrong -------------------------------------------------- */
+
+static void random_step(struct rng *rng)
+{
+	uint32_t chain = (uint32_t)rng_below(rng, 40);
+	uint32_t n = 1 + (uint32_t)rng_below(rng, 6);
+
+	switch (rng_below(rng, 8)) {
+	case 0:
+	case 1:
+	case 2:
+		rig_publish_chain(r, RIG_FULL, chain, n);
+		break;
+	case 3:
+	case 4:
+		rig_touch(r, RIG_FULL, chain, n);
+		break;
+	case 5:
+		rig_fetch_check(r, RIG_FULL, chain, 0, n);
+		break;
+	case 6:
+		if (rig_state(r, RIG_FULL, chain, n - 1, RIG_DRAM) ==
+		    COPY_READY)
+			write_down(chain, n - 1);
+		break;
+	default:
+		r->blk->err[NODE_WRITE] = rng_below(rng, 3) ? 0 :
+					  rng_below(rng, 2) ? -ENOSPC : -EIO;
+		lo()->admit.left = (int64_t)rng_below(rng, 40 * 4096) -
+				   8 * 4096;
+		break;
+	}
+}
+
+static void whatever_is_admitted_the_laws_hold(void **state)
+{
+	unsigned int steps = test_long() ? 20000 : 1500, i;
+	struct rng rng;
+
+	print_message("# seed %llu\n", (unsigned long long)test_seed());
+	rng_seed(&rng, test_seed());
+	rig_stop(r);
+	start(true, 1000);
+	r->blk->rng = &rng;
+	r->blk->nth = 3;
+	for (i = 0; i < steps; i++) {
+		random_step(&rng);
+		if (!(i % 16))
+			rig_check(r);
+	}
+	rig_settle(r, 1000);
+	rig_check(r);
+	print_message("# %llu admitted, %llu not, %llu over the budget\n",
+		      (unsigned long long)rig_count(r, RIG_NVME)->pgadmit,
+		      (unsigned long long)
+		      rig_count(r, RIG_NVME)->pgadmit_refused,
+		      (unsigned long long)
+		      rig_count(r, RIG_NVME)->pgadmit_budget);
+	assert_true(rig_count(r, RIG_NVME)->pgadmit > 0);
+	assert_true(rig_count(r, RIG_NVME)->pgadmit_refused > 0);
+	assert_true(rig_count(r, RIG_NVME)->pgadmit_budget > 0);
+}
+
 int main(void)
 {
 #define T(name)	cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -387,6 +450,7 @@ int main(void)
 		B(a_day_brings_a_days_budget),
 		B(ancestors_may_overdraw_and_no_further),
 		B(no_budget_is_no_limit),
+		B(whatever_is_admitted_the_laws_hold),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

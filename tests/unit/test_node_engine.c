@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which engine moves the bytes, and what status says of it: where io_uring or its
- * thread is refused the store works all the same. Refused it is by a seccomp
- * filter, as containers have one, in a child: a filter is for ever.
+ * Which engine moves the bytes, how it takes an I/O back, and what status says of
+ * it: where io_uring or its thread is refused the store works all the same.
+ * Refused it is by a seccomp filter, as containers have one, in a child: a filter
+ * is for ever.
  */
-#include <linux/audit.h>
+#include <fcntl.h>
+#include <liburing.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <semaphore.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "daemon/node/nvme.h"
 #include "tests/lib/node.h"
 
 #define LEN	65536u
@@ -186,9 +190,113 @@ static void sqpoll_is_used_or_status_says_why_not(void **state)
 	rig_fini(&r);
 }
 
+/* -- taking back --------------------------------------------------------------------- */
+
+static void cancel_rig(struct rig *r, struct node_slot *slot, uint32_t *crc)
+{
+	rig_init_memory(r);
+	r->o.io_timeout_ns = 200 * MSEC;
+	r->o.threads = 2;
+	rig_open(r);
+	rig_until(r, r->n->stats.zeroed_bytes == r->n->capacity);
+	fill(r->mem, LEN, 1);
+	assert_int_equal(op_write(r, slot, r->mem, LEN, "p", crc), 0);
+}
+
+/* A read that nobody does is told of at its deadline, and taken back then. */
+static void taken_back(struct rig *r, const struct node_slot *slot,
+		       uint32_t crc)
+{
+	struct op op;
+	uint64_t t0 = now_ns();
+
+	op_init(&op, NODE_READ, slot, r->mem, LEN, "p");
+	op.io.crc = crc;
+	assert_int_equal(node_submit(r->n, &op.io), 0);
+	rig_until(r, op.nr_done);
+	assert_int_equal(op.told, -ETIMEDOUT);
+	assert_true(now_ns() - t0 >= 200 * MSEC);
+	rig_until(r, op.nr_release);
+	assert_true(op.io.late);
+	assert_int_equal(op.io.result, -ECANCELED);
+	assert_false(node_buf_busy(r->n, r->mem, LEN));
+	assert_int_equal(r->n->stats.dir[NODE_READ].inflight, 0);
+	/* it was the device's miss all the same */
+	assert_int_equal(to_nvme(r->n)->health.bad_row, 1);
+}
+
+/* The registered file is a pipe for once: a read of it lasts for ever. */
+static void io_uring_takes_back_what_the_kernel_has(void **state)
+{
+	struct node_slot slot;
+	int pipefd[2], fd;
+	struct rig r;
+	uint32_t crc;
+
+	test_engine = NVME_ENGINE_URING;
+	cancel_rig(&r, &slot, &crc);
+	assert_int_equal(pipe2(pipefd, O_CLOEXEC), 0);
+	/* the ring is the first thing in what the engine keeps */
+	assert_int_equal(io_uring_register_files_update(
+		to_nvme(r.n)->eng_data, 0, &pipefd[0], 1), 1);
+	taken_back(&r, &slot, crc);
+	fd = to_nvme(r.n)->fd;
+	assert_int_equal(io_uring_register_files_update(
+		to_nvme(r.n)->eng_data, 0, &fd, 1), 1);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	close(pipefd[0]);
+	close(pipefd[1]);
+	rig_fini(&r);
+}
+
+struct jam {
+	struct work	work;
+	sem_t		*go;
+};
+
+static void jam_work(struct work *w)
+{
+	struct jam *j = container_of(w, struct jam, work);
+
+	while (sem_wait(j->go))
+		;
+}
+
+static void jam_done(struct work *w)
+{
+}
+
+/* All threads are busy: what none of them has taken up can be taken back. */
+static void threads_take_back_what_none_has_begun(void **state)
+{
+	struct jam jam[3] = { 0 };
+	struct node_slot slot;
+	struct rig r;
+	uint32_t crc;
+	sem_t go;
+
+	test_engine = NVME_ENGINE_THREADS;
+	cancel_rig(&r, &slot, &crc);
+	sem_init(&go, 0, 0);
+	for (int i = 0; i < 3; i++) {
+		jam[i].go = &go;
+		jam[i].work.fn = jam_work;
+		jam[i].work.done = jam_done;
+		work_submit(to_nvme(r.n)->aux, &jam[i].work);
+	}
+	taken_back(&r, &slot, crc);
+	for (int i = 0; i < 3; i++)
+		sem_post(&go);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
+	rig_fini(&r);
+	sem_destroy(&go);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(io_uring_takes_back_what_the_kernel_has),
+		cmocka_unit_test(threads_take_back_what_none_has_begun),
 		cmocka_unit_test(
 			a_host_that_refuses_io_uring_is_served_by_threads),
 		cmocka_unit_test(threads_that_were_asked_for_are_no_fallback),
