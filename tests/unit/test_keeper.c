@@ -72,8 +72,11 @@ static void park(const char *name, int fd)
 	CHECK(sd_pid_notify_with_fds(0, 0, text, &fd, 1) > 0);
 }
 
-/* The descriptor of a name, -1; how many there are in @nr. */
-static int found(char **names, const char *name)
+/* Of this toy's descriptors; kept to its end. */
+static char **names;
+
+/* The descriptor of a name, or -1. */
+static int found(const char *name)
 {
 	int i;
 
@@ -101,7 +104,6 @@ static void die(void)
 /* Parks in its first life; in the second it finds that and nothing else. */
 static int toy_store(unsigned int life)
 {
-	char **names = NULL;
 	int n = sd_listen_fds_with_names(0, &names);
 
 	if (!life) {
@@ -117,8 +119,8 @@ static int toy_store(unsigned int life)
 		die();
 	}
 	CHECK(n == 2);
-	CHECK(holds(found(names, "@a"), "alpha"));
-	CHECK(holds(found(names, "@c"), "gamma"));
+	CHECK(holds(found("@a"), "alpha"));
+	CHECK(holds(found("@c"), "gamma"));
 	CHECK(!strcmp(getenv("KVMM_ENDED"), "signal 9"));
 	if (life == 1)
 		die();			/* they are still kept */
@@ -173,14 +175,13 @@ static int toy_signals(unsigned int life)
 /* A grandchild is not the daemon: what it says is not heard. */
 static int toy_stranger(unsigned int life)
 {
-	char **names = NULL;
 	pid_t pid;
 
 	sd_notify(0, "READY=1");
 	if (life) {
 		int n = sd_listen_fds_with_names(0, &names);
 
-		CHECK(n == 1 && holds(found(names, "@mine"), "mine"));
+		CHECK(n == 1 && holds(found("@mine"), "mine"));
 		return 0;
 	}
 	park("@mine", memfd("mine"));
@@ -199,19 +200,18 @@ static int toy_stranger(unsigned int life)
 /* A listening socket of the keeper's own start is there in each life. */
 static int toy_socket(unsigned int life)
 {
-	char **names = NULL;
 	int n = sd_listen_fds_with_names(0, &names);
 
 	sd_notify(0, "READY=1");
-	CHECK(found(names, "default") >= 0);
-	CHECK(sd_is_socket(found(names, "default"), AF_UNIX, SOCK_SEQPACKET, 1));
+	CHECK(found("default") >= 0);
+	CHECK(sd_is_socket(found("default"), AF_UNIX, SOCK_SEQPACKET, 1));
 	if (!life) {
 		CHECK(n == 1);
 		sd_notify(0, "FDSTOREREMOVE=1\nFDNAME=default");
 		park("@a", memfd("alpha"));
 		die();
 	}
-	CHECK(n == 2 && holds(found(names, "@a"), "alpha"));
+	CHECK(n == 2 && holds(found("@a"), "alpha"));
 	return 0;
 }
 
