@@ -416,6 +416,51 @@ static void reexec_that_cannot_be_is_refused(void **state)
 	T_EQ(status_int("start", "unclean"), 0);
 }
 
+static bool writes_wait(struct test_daemon *d)
+{
+	return ta_node(d, "nvme0", "write.inflight") > 0;
+}
+
+/*
+ * While the disk may still write from memory that the next one would use, it is
+ * not replaced, however long that takes; afterwards it is. The client meets a
+ * gap and goes on.
+ */
+static void reexec_waits_for_io_and_gives_up_in_time(void **state)
+{
+	struct test_daemon *d = &k.td;
+	struct tc c = { .k = NULL };
+	char *was;
+	unsigned int i;
+
+	td_fini(d);
+	T_OK(td_init(d, &(struct td_opts){
+		.dram_bytes	= 16 * MIB,
+		.nvme_bytes	= 64 * MIB,
+		.engine		= "threads",
+		.io_timeout	= "20s",
+		.config		= "{\"timeouts\": {\"direct_reclaim\": \"200ms\"}}",
+	}));
+	T_OK(td_start(d));
+	fx_online(d);
+	tc_open(&c, d->socket, NULL);
+	ta_fault(d, "nvme0:write:stall:ms=7000:n=1");
+	for (i = 0; i < 64 && !writes_wait(d); i++)
+		tc_put(&c, i, 0, 16);
+	T_WAIT(WAIT_MS, writes_wait(d));
+
+	was = started();
+	json_decref(ta_request(d, "{\"cmd\": \"reexec\"}"));
+	T_WAIT(WAIT_MS, noted("I/O of node nvme0 is still under way"));
+	T_CHECK(started_is(was));
+	T_EQ(tc_put(&c, 1000, 0, 4), 4);
+	T_WAIT(WAIT_MS, !writes_wait(d));
+	free(was);
+	reexec_in_place();
+	tc_close(&c);
+	T_EQ(td_stop(d), 0);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
@@ -430,6 +475,7 @@ int main(void)
 		T(reexec_keeps_the_process_and_its_sockets),
 		T(reexec_under_the_keeper_keeps_what_it_keeps),
 		T(reexec_that_cannot_be_is_refused),
+		T(reexec_waits_for_io_and_gives_up_in_time),
 	};
 
 	fx_filter();
