@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mixed - what writeback and reclaim cost those who only want their pages
+ *
+ * One client matches prefixes that are resident and pinned, and now and then
+ * publishes a page. Beside it another one fills the cache without pause: every
+ * page that it seals means that one is reclaimed, and most of them are written
+ * to the node below. In the control arms a process that kvmmd knows nothing of
+ * streams as many bytes as were written down in the churn arm before, through
+ * memory and to a file beside the store, and nothing is written back.
+ *
+ * Arms of ARM_NS in turns, ABBA. A ratio is the median over rounds of p99 with
+ * churn against p99 in control; control against control is the noise.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "tests/bench/bench.h"
+#include "tests/lib/hist.h"
+
+#define PAGE_BYTES	(64u << 10)
+#define DRAM_BYTES	(UINT64_C(256) << 20)
+#define NVME_BYTES	(UINT64_C(1) << 30)
+#define STREAM_BYTES	(UINT64_C(256) << 20)	/* then from the front again */
+#define PREFIX		16u
+#define NR_PREFIXES	32u			/* 32 MiB, pinned */
+#define CHAIN		32u
+#define ROUNDS		5u
+#define ARM_NS		(2 * NSEC_PER_SEC)
+#define PUT_EVERY	64u			/* matches */
+#define PUT_FROM	(UINT64_C(1) << 32)	/* numbers of pages */
+#define CHURN_FROM	(UINT64_C(1) << 40)
+
+struct common {
+	_Atomic uint32_t stop;
+	_Atomic uint64_t sealed;
+};
+
+struct mixed {
+	struct bench	b;
+	struct test_daemon kvmmd;
+	struct bench_client c;
+	struct common	*com;
+	struct kvmm_req	*rq;
+	struct kvmm_key	key[NR_PREFIXES][PREFIX];
+	uint64_t	rand;
+	uint64_t	puts;
+	uint64_t	rate;		/* bytes a second that were written down */
+	bool		two;
+};
+
+struct arm {
+	double		match, put;	/* p99, ns */
+};
+
+static bool stopped(const struct mixed *m)
+{
+	/* relaxed: seen soon enough */
+	return atomic_load_explicit(&m->com->stop, memory_order_relaxed);
+}
+
+/* Pages [@first, @first + @n) as a chain; 0 or -errno. */
+static int put_chain(struct bench_client *c, uint64_t first, unsigned int n,
+		     struct kvmm_key *key)
+{
+	struct kvmm_req *rq = bc_req(c, first);
+	struct kvmm_pub pub[CHAIN];
+	kvmm_frame_t f[CHAIN];
+	unsigned int i;
+	int err = bc_alloc(c, rq, n, f, 10000);
+
+	memset(pub, 0, sizeof(pub));
+	for (i = 0; i < n && !err; i++) {
+		bc_key(c, first + i, &pub[i].key);
+		if (i)
+			pub[i].parent = pub[i - 1].key;
+		if (key)
+			key[i] = pub[i].key;
+		pub[i].frame = f[i];
+		memset(kvmm_win_ptr(c->win, 0, f[i]), (int)first, PAGE_BYTES);
+	}
+	if (!err)
+		err = bc_publish(c, rq, pub, n);
+	kvmm_req_end(rq, KVMM_ENDED, 0);
+	return err < 0 ? err : err == (int)n ? 0 : -EIO;
+}
+
+/* ---- what runs beside ------------------------------------------------------------- */
+
+static void churn_main(struct mixed *m) __attribute__((noreturn));
+
+static void churn_main(struct mixed *m)
+{
+	uint64_t n = CHURN_FROM + now_ns();
+	struct bench_client c;
+
+	m->b.kvmmd = NULL;
+	bc_open(&c, &m->b, m->kvmmd.socket, PAGE_BYTES);
+	while (!stopped(m)) {
+		/* an answer of -EAGAIN is the cache's, and we come again */
+		if (!put_chain(&c, n, CHAIN, NULL))
+			atomic_fetch_add_explicit(&m->com->sealed, CHAIN,
+						  memory_order_relaxed);
+		n += CHAIN;
+	}
+	bc_close(&c);
+	_exit(0);
+}
+
+static void stream_main(struct mixed *m) __attribute__((noreturn));
+
+static void stream_main(struct mixed *m)
+{
+	uint64_t begin = now_ns(), done = 0;
+	char path[TD_MAX_PATH * 2], *from, *to;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/stream", m->kvmmd.dir);
+	fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
+	from = mmap(NULL, STREAM_BYTES, PROT_READ | PROT_WRITE,
+		    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	to = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE,
+		  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (fd < 0 || from == MAP_FAILED || to == MAP_FAILED)
+		_exit(1);
+	while (!stopped(m)) {
+		uint64_t at = done % STREAM_BYTES;
+		struct timespec ts = ns_to_timespec(NSEC_PER_MSEC);
+
+		if (done > (uint64_t)((double)(now_ns() - begin) * m->rate /
+				      1e9)) {
+			nanosleep(&ts, NULL);
+			continue;
+		}
+		memset(from + at, (int)done, PAGE_BYTES);
+		memcpy(to, from + at, PAGE_BYTES);
+		if (pwrite(fd, to, PAGE_BYTES, (off_t)at) != PAGE_BYTES)
+			_exit(1);
+		done += PAGE_BYTES;
+	}
+	_exit(0);
+}
+
+/* ---- the client that is measured ---------------------------------------------------- */
+
+static void one_put(struct mixed *m, struct hist *h)
+{
+	uint64_t t = now_ns();
+	int err = put_chain(&m->c, PUT_FROM + m->puts++, 1, NULL);
+
+	if (err)
+		bench_die(&m->b, "a put", err);
+	hist_add(h, now_ns() - t);
+}
+
+static struct arm run_arm(struct mixed *m, bool churn)
+{
+	static struct hist match, put;
+	struct kvmm_hit hit[PREFIX];
+	uint64_t end, n = 0, out;
+	struct kvmm_done d;
+	int status;
+	pid_t pid;
+
+	memset(&match, 0, sizeof(match));
+	memset(&put, 0, sizeof(put));
+	atomic_store_explicit(&m->com->stop, 0, memory_order_relaxed);
+	out = bc_counter(&m->b, "bytes_out");
+	pid = fork();
+	if (pid < 0)
+		bench_die(&m->b, "fork", -errno);
+	if (!pid) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (m->two)
+			td_pin_cpu(0, 1);
+		if (churn)
+			churn_main(m);
+		stream_main(m);
+	}
+	end = deadline_in(ARM_NS);
+	while (!deadline_past(end)) {
+		unsigned int p = (unsigned int)(bench_rand(&m->rand) %
+						NR_PREFIXES);
+		uint64_t t = now_ns();
+
+		if (bc_match(&m->c, m->rq, m->key[p], PREFIX, hit) != PREFIX)
+			bench_die(&m->b, "a pinned page is gone", -ENOENT);
+		hist_add(&match, now_ns() - t);
+		if (++n % PUT_EVERY)
+			continue;
+		kvmm_poll(m->c.k, &d, 1);
+		one_put(m, &put);
+	}
+	atomic_store_explicit(&m->com->stop, 1, memory_order_relaxed);
+	waitpid(pid, &status, 0);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		bench_die(&m->b, "the process beside", -ECHILD);
+	if (churn)
+		m->rate = (uint64_t)((double)(bc_counter(&m->b, "bytes_out") -
+					      out) * 1e9 / ARM_NS);
+	bench_say("  %s: match p99 %.2f us, put p99 %.1f us; %.0f MB/s written",
+		  churn ? "churn  " : "control",
+		  (double)hist_quantile(&match, 0.99) / 1e3,
+		  (double)hist_quantile(&put, 0.99) / 1e3,
+		  (double)m->rate / 1e6);
+	return (struct arm){ (double)hist_quantile(&match, 0.99),
+			     (double)hist_quantile(&put, 0.99) };
+}
+
+static double noise_of(double a, double b)
+{
+	return a > b ? a / b : b / a;
+}
+
+static void measure(struct mixed *m)
+{
+	double match[ROUNDS], put[ROUNDS], mn[ROUNDS], pn[ROUNDS];
+	double match_us[ROUNDS], put_us[ROUNDS];
+	unsigned int i;
+
+	run_arm(m, true);
+	for (i = 0; i < ROUNDS; i++) {
+		struct arm c1, c2, s1, s2;
+
+		if (i % 2) {
+			s1 = run_arm(m, true);
+			c1 = run_arm(m, false);
+			c2 = run_arm(m, false);
+			s2 = run_arm(m, true);
+		} else {
+			c1 = run_arm(m, false);
+			s1 = run_arm(m, true);
+			s2 = run_arm(m, true);
+			c2 = run_arm(m, false);
+		}
+		match[i] = (s1.match + s2.match) / (c1.match + c2.match);
+		put[i] = (s1.put + s2.put) / (c1.put + c2.put);
+		match_us[i] = (s1.match + s2.match) / 2e3;
+		put_us[i] = (s1.put + s2.put) / 2e3;
+		mn[i] = noise_of(c1.match, c2.match);
+		pn[i] = noise_of(c1.put, c2.put);
+	}
+	bench_result(&m->b, "match_p99_us", bench_median(match_us, ROUNDS));
+	bench_result(&m->b, "put_p99_us", bench_median(put_us, ROUNDS));
+	bench_result(&m->b, "match_noise", bench_median(mn, ROUNDS));
+	bench_result(&m->b, "put_noise", bench_median(pn, ROUNDS));
+	bench_result(&m->b, "put_ratio", bench_median(put, ROUNDS));
+	bench_result(&m->b, "match_ratio", bench_median(match, ROUNDS));
+}
+
+static double result(const struct mixed *m, const char *key)
+{
+	return json_number_value(json_object_get(m->b.results, key));
+}
+
+int main(void)
+{
+	static struct mixed m = { .rand = 0x9e3779b97f4a7c15 };
+	/* a disk that others use is slow, but not ill */
+	struct td_opts o = { .dram_bytes = DRAM_BYTES,
+			     .nvme_bytes = NVME_BYTES, .io_timeout = "20s" };
+	struct kvmm_hit hit[PREFIX];
+	unsigned int i;
+	int err;
+
+	bench_init(&m.b, "mixed");
+	m.two = sysconf(_SC_NPROCESSORS_ONLN) > 1;
+	if (m.two)
+		td_pin_cpu(0, 0);
+	m.com = bench_shm(&m.b, sizeof(*m.com));
+	bench_daemon(&m.b, &m.kvmmd, &o);
+	bc_open(&m.c, &m.b, m.kvmmd.socket, PAGE_BYTES);
+	m.rq = bc_req(&m.c, 2 * NR_PREFIXES);
+	for (i = 0; i < NR_PREFIXES; i++) {
+		err = put_chain(&m.c, i * PREFIX, PREFIX, m.key[i]);
+		if (err)
+			bench_die(&m.b, "prefixes", err);
+		/* pinned for as long as that request is open */
+		if (bc_match(&m.c, bc_req(&m.c, NR_PREFIXES + i), m.key[i], PREFIX, hit) != PREFIX)
+			bench_die(&m.b, "a prefix is gone", -ENOENT);
+	}
+	measure(&m);
+	bench_result(&m.b, "pgdemote", (double)bc_counter(&m.b, "pgdemote"));
+	bench_must(&m.b, "pages were written back", result(&m, "pgdemote"),
+		   ">=", 1000);
+	bench_must(&m.b, "match p99, churn / control",
+		   result(&m, "match_ratio"), "<=",
+		   1.5 * result(&m, "match_noise"));
+	bc_close(&m.c);
+	return bench_finish(&m.b);
+}
