@@ -55,6 +55,13 @@ void adopt_gave_up(struct mm *mm, const char *fmt, ...)
 		mm->keep->ops->gave_up(mm->o.ops_arg, text);
 }
 
+static uint64_t fd_bytes(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) || st.st_size < 0 ? 0 : (uint64_t)st.st_size;
+}
+
 static int take(struct mm *mm, const char *name)
 {
 	return mm->keep->ops->take(mm->o.ops_arg, name);
@@ -67,6 +74,8 @@ int adopt_shm(struct mm *mm, const char *name, uint64_t bytes, bool want_ro,
 
 	if (fd < 0)
 		return fd;
+	if (!bytes)
+		bytes = fd_bytes(fd);
 	err = shm_adopt(s, fd, bytes, want_ro);
 	if (err)
 		adopt_gave_up(mm, "%s is no memory of %llu bytes that kvmmd made: %s",
@@ -254,13 +263,6 @@ static bool space_good(const struct keep_space *ks, uint64_t bytes, uint32_t ix)
 				      ks + 1, ks->desc_len);
 }
 
-static uint64_t fd_bytes(int fd)
-{
-	struct stat st;
-
-	return fstat(fd, &st) || st.st_size < 0 ? 0 : (uint64_t)st.st_size;
-}
-
 static int space_take(struct adoption *a, uint32_t ix, struct errmsg *e)
 {
 	struct mm *mm = a->mm;
@@ -288,10 +290,12 @@ static int space_take(struct adoption *a, uint32_t ix, struct errmsg *e)
 	if (err && err != -ENOMEM)
 		adopt_gave_up(mm, "space %u cannot be adopted: %s", ix,
 			      e->text[0] ? e->text : strerror(-err));
-	if (!err)
+	if (!err) {
 		mm->adopted.spaces++;
-	else
-		mm->keep->ops->drop(mm->o.ops_arg, name);
+		mm->space[ix]->keep_shm = s;
+		return 0;
+	}
+	mm->keep->ops->drop(mm->o.ops_arg, name);
 	shm_fini(&s);
 	return err == -ENOMEM ? err : 0;
 }

@@ -2,8 +2,9 @@
 /*
  * Taking over pools: frame table, records and extents.
  *
- * A pool is adopted with the geometry that it had, or not at all: where a frame
- * lies follows from it, in every process. One that is given up is made anew, and
+ * A pool is adopted with the geometry that it had: where a frame lies follows from
+ * it, in every process. What a node's size is now decides only of what comes. One
+ * that is given up is made anew, and
  * in the table that clients still have all frames turn FREE, so that nobody finds
  * anything there; what they have pinned they go on reading, in memory that is
  * theirs alone by then.
@@ -72,16 +73,23 @@ static const char *table_wrong(const struct frame_table *t,
 	return NULL;
 }
 
-static const char *head_wrong(const struct keep_pool *h,
-			      const struct mm_pool *p)
+/* Takes the geometry over from @h, if it can have been @p's. */
+static const char *head_take(const struct keep_pool *h, struct mm_pool *p)
 {
 	struct keep_pool want;
+	uint64_t frames;
 
-	keep_pool_layout(p, &want);
-	if (h->magic != want.magic || h->crc != keep_pool_crc(h))
+	if (h->magic != KEEP_MAGIC_POOL || h->crc != keep_pool_crc(h))
 		return "its records are none";
+	frames = (h->max_extents + UINT64_C(1)) * h->per_extent;
+	if (h->per_extent < 2 || !h->max_extents || frames > KVMM_MAX_FRAMES)
+		return "its records are of no possible geometry";
+	p->per_extent = h->per_extent;
+	p->max_extents = h->max_extents;
+	p->max_frames = frames;
+	keep_pool_layout(p, &want);
 	if (memcmp(h, &want, sizeof(want)))
-		return "its records are of another geometry: the node was configured otherwise";
+		return "its records are of another node, or of other pages";
 	return NULL;
 }
 
@@ -90,36 +98,51 @@ static bool spoiled(const struct mm_pool *p)
 	return p->space->mm->adopt_spoiled[p->space->ix][p->cls][p->nd->ix];
 }
 
+static const char *pool_judge(struct mm_pool *p)
+{
+	const struct keep_pool *h = p->record_shm.addr;
+	const char *why;
+
+	if (spoiled(p))
+		return "not all that its clients have pinned is known";
+	if (p->record_shm.bytes < sizeof(*h))
+		return "its records are none";
+	why = head_take(h, p);
+	if (!why && p->record_shm.bytes != h->bytes)
+		why = "its records are not all there";
+	if (!why && p->table_shm.bytes != frame_table_bytes(p->max_frames))
+		why = "its frame table has another size";
+	return why ? why : table_wrong(p->table_shm.addr, p);
+}
+
 int adopt_pool_shm(struct mm_pool *p)
 {
+	uint32_t per = p->per_extent, extents = p->max_extents;
+	uint32_t frames = p->max_frames;
 	struct mm *mm = p->space->mm;
 	char table[KEEP_NAME], record[KEEP_NAME];
-	const char *why = NULL;
-	struct keep_pool want;
 	int no_table, no_record;
+	const char *why;
 
 	keep_name_pool(p, "table", table);
 	keep_name_pool(p, "record", record);
-	keep_pool_layout(p, &want);
-	no_table = adopt_shm(mm, table, frame_table_bytes(p->max_frames), true,
-			     &p->table_shm);
-	no_record = adopt_shm(mm, record, want.bytes, false, &p->record_shm);
+	no_table = adopt_shm(mm, table, 0, true, &p->table_shm);
+	no_record = adopt_shm(mm, record, 0, false, &p->record_shm);
 	if (no_table == -ENOENT && no_record == -ENOENT)
 		return -ENOENT;
 	if (no_table == -ENOENT)
 		goto out_drop;		/* it was being made, nobody knew it */
 	if (no_table || no_record)
 		why = "its frame table or its records are not there";
-	else if (spoiled(p))
-		why = "not all that its clients have pinned is known";
-	if (!why)
-		why = table_wrong(p->table_shm.addr, p);
-	if (!why)
-		why = head_wrong(p->record_shm.addr, p);
+	else
+		why = pool_judge(p);
 	if (!why) {
 		mm->adopted.pools++;
 		return 0;
 	}
+	p->per_extent = per;
+	p->max_extents = extents;
+	p->max_frames = frames;
 	adopt_gave_up(mm, "class %u of space %u on node %s cannot be adopted: %s",
 		      p->cls, p->space->ix, p->nd->node->name, why);
 	if (!no_table)

@@ -303,12 +303,12 @@ void keep_win_drop(struct mm_win *w)
 void keep_space(struct mm_space *sp)
 {
 	struct keep_space *ks;
-	struct shm s = SHM_INIT;
 
 	if (!sp->mm->keep ||
-	    shm_create(&s, "kvmm-space", sizeof(*ks) + sp->desc_len, 0))
+	    shm_create(&sp->keep_shm, "kvmm-space", sizeof(*ks) + sp->desc_len,
+		       0))
 		return;
-	ks = s.addr;
+	ks = sp->keep_shm.addr;
 	ks->magic = KEEP_MAGIC_SPACE;
 	ks->size = sizeof(*ks);
 	ks->ix = sp->ix;
@@ -319,14 +319,14 @@ void keep_space(struct mm_space *sp)
 	ks->crc = kvmm_crc32c(kvmm_crc32c(0, ks, offsetof(struct keep_space,
 							  crc)),
 			      sp->desc_bytes, sp->desc_len);
-	put(sp->mm, s.fd, "space.%u", sp->ix);
-	shm_fini(&s);
+	put(sp->mm, sp->keep_shm.fd, "space.%u", sp->ix);
 }
 
 void keep_space_drop(struct mm_space *sp)
 {
 	if (sp->mm->keep)
 		drop(sp->mm, "space.%u", sp->ix);
+	shm_fini(&sp->keep_shm);
 }
 
 /* -- pools and extents ----------------------------------------------------------- */

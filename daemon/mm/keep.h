@@ -260,7 +260,10 @@ void keep_win_forget(struct mm *mm, unsigned int i);
 /* A piece is given up, and why; counted and told. */
 void adopt_gave_up(struct mm *mm, const char *fmt, ...) __printf(2, 3);
 
-/* A memfd of the last daemon's, mapped; -ENOENT: there is none. */
+/*
+ * A memfd of the last daemon's, mapped; -ENOENT: there is none. @bytes: that it
+ * must have; 0: any, for who looks at @s->bytes.
+ */
 int adopt_shm(struct mm *mm, const char *name, uint64_t bytes, bool want_ro,
 	      struct shm *s);
 

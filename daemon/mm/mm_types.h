@@ -495,6 +495,7 @@ struct mm_space {
 	uint8_t		id[32];
 	char		tenant[64];
 	struct desc	desc;
+	struct shm	keep_shm;	/* keep.h: who it is */
 	uint8_t		*desc_bytes;
 	size_t		desc_len;
 	uint32_t	nr_clients;

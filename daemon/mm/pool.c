@@ -124,12 +124,12 @@ static int pool_shm(struct mm_pool *p, struct errmsg *e)
 	struct keep_pool h;
 	int err;
 
-	keep_pool_layout(p, &h);
 	if (p->space->mm->adopting && !adopt_pool_shm(p)) {
-		pool_map(p, &h);
+		pool_map(p, p->record_shm.addr);
 		p->adopted = true;
 		return 0;
 	}
+	keep_pool_layout(p, &h);
 	err = shm_create(&p->table_shm, "kvmm-frames",
 			 frame_table_bytes(p->max_frames), 1);
 	if (err)

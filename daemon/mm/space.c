@@ -216,6 +216,7 @@ int space_adopt(struct mm *mm, uint32_t ix, const char *tenant,
 	memcpy(sp->id, id, sizeof(sp->id));
 	snprintf(sp->tenant, sizeof(sp->tenant), "%s", tenant);
 	sp->index_shm = (struct shm)SHM_INIT;
+	sp->keep_shm = (struct shm)SHM_INIT;
 	list_init(&sp->link);
 	err = desc_decode(bytes, len, &sp->desc, e);
 	if (err) {
@@ -270,6 +271,7 @@ static int space_create(struct mm_client *c, struct desc *d,
 	memcpy(sp->id, id, sizeof(sp->id));
 	memcpy(sp->tenant, c->tenant, sizeof(sp->tenant));
 	sp->index_shm = (struct shm)SHM_INIT;
+	sp->keep_shm = (struct shm)SHM_INIT;
 	ghost_take(sp);
 	mm->space[ix] = sp;
 	list_add_tail(&mm->spaces, &sp->link);
