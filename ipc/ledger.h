@@ -150,6 +150,8 @@ static_assert(sizeof(struct ledger_match) == 64, "shm ABI");
  * @agree_off:	offset of struct ledger_agree[%LEDGER_AGREE_ENTRIES]
  * @talk_off:	offset of struct ledger_talk
  * @frozen_off:	offset of struct ledger_frozen and its log
+ * @secret:	who comes again to a daemon that has adopted this ledger says it
+ *		(struct wire_hello); random
  * @step:	all work of this process up to this step is complete. A line of
  *		its own: a GPU stream may write it. Dekker pair with
  *		@step_wanted: the client stores step, loads step_wanted, rings
@@ -187,7 +189,8 @@ struct ledger {
 	uint64_t		agree_off;
 	uint64_t		talk_off;
 	uint64_t		frozen_off;
-	uint64_t		spare1[3];
+	uint64_t		secret[2];
+	uint64_t		spare1;
 
 	_Alignas(64) _Atomic uint64_t step;
 	uint64_t		spare2[7];

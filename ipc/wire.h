@@ -34,6 +34,7 @@ enum wire_type {
 	WIRE_ATTACHED	= 67,	/* + index ro */
 	WIRE_WINDOW	= 68,	/* + frame table ro, window ledger rw */
 	WIRE_EXTENTS	= 69,	/* + one fd per extent that came */
+	WIRE_RESUMED	= 70,	/* after a WELCOME that resumes, and all news */
 	/* daemon -> client, unasked (seq 0) */
 	WIRE_MEMBER	= 96,	/* + that member's ledger ro */
 	WIRE_INDEX	= 97,	/* + index ro: a larger one is in force */
@@ -57,8 +58,16 @@ struct wire_hello {
 	uint32_t	pid;		/* as the client sees it; display only */
 	uint32_t	spare;
 	char		name[16];	/* program, for people */
+	/* what follows is there when @h.len says so */
+	uint64_t	epoch;		/* of the header that it has mapped */
+	uint64_t	secret[2];	/* of the ledger that it has mapped */
+	uint32_t	client;		/* whose that is; 0: it has none */
+	uint32_t	spare1;
 };
-static_assert(sizeof(struct wire_hello) == 56, "wire ABI");
+static_assert(sizeof(struct wire_hello) == 88, "wire ABI");
+
+/* A hello without the last part: nothing to resume. */
+#define WIRE_HELLO_SHORT	56u
 
 struct wire_node {
 	char		name[16];
@@ -83,10 +92,35 @@ struct wire_welcome {
 	uint32_t	rights;		/* KVMM_RO / KVMM_RW */
 	uint32_t	nr_nodes;
 	uint32_t	max_requests;	/* of the socket */
-	uint32_t	spare;
+	uint32_t	flags;		/* WIRE_WELCOME_* */
 	struct wire_node node[];
 };
 static_assert(sizeof(struct wire_welcome) == 136, "wire ABI");
+
+/*
+ * The client is what it was: the same number, ledger, windows, spaces and engine.
+ * Of the descriptors only doorbell and notify are new. What it had posted is not
+ * done, but for frames that it gave back. WIRE_INDEX, WIRE_MEMBER and WIRE_PEER
+ * bring what has changed, and WIRE_RESUMED ends it.
+ */
+#define WIRE_WELCOME_RESUMED	1u
+
+/**
+ * struct wire_resumed - what the daemon believes the client has
+ * @joined:	1: it is a member of an engine
+ * @space:	@nr_spaces places in the header
+ * @win:	a bit for each window number
+ *
+ * What the client does not know of it closes.
+ */
+struct wire_resumed {
+	struct wire_hdr	h;
+	uint32_t	joined;
+	uint32_t	nr_spaces;
+	uint16_t	space[8];
+	uint64_t	win[4];
+};
+static_assert(sizeof(struct wire_resumed) == 72, "wire ABI");
 
 struct wire_join {
 	struct wire_hdr	h;

@@ -309,6 +309,25 @@ static json_t *park_json(struct server *s)
 			 "failed", (json_int_t)st.failed);
 }
 
+static json_t *adopted_json(struct server *s)
+{
+	const struct mm_adopted *a = mm_last_adopted(s->mm);
+
+	return json_pack("{s:b, s:I, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:i, s:I}",
+			 "any", s->adopting,
+			 "ms", (json_int_t)(s->adopt_ns / NSEC_PER_MSEC),
+			 "clients", (int)a->clients,
+			 "spaces", (int)a->spaces,
+			 "windows", (int)a->windows,
+			 "extents", (int)a->extents,
+			 "pages", (json_int_t)a->frames,
+			 "waiting", (json_int_t)a->waiting,
+			 "open", (json_int_t)a->open,
+			 "lost", (json_int_t)a->lost,
+			 "gave_up", (int)a->gave_up,
+			 "resumed", (json_int_t)s->resumed);
+}
+
 /* -- the whole ------------------------------------------------------------------------------- */
 
 struct space_sum {
@@ -438,6 +457,7 @@ int cmd_status(struct server *s, const json_t *req, json_t *r,
 			    "memlock", rlimit_json(RLIMIT_MEMLOCK)));
 	json_object_set_new(r, "start", start_json(s));
 	json_object_set_new(r, "park", park_json(s));
+	json_object_set_new(r, "adopted", adopted_json(s));
 	json_object_set_new(r, "notes", notes_json(s, &t));
 	return 0;
 }

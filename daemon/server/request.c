@@ -53,7 +53,8 @@ static void wire_node_fill(struct server *s, unsigned int ix,
 	snprintf(n->name, sizeof(n->name), "%.15s", st.node->name);
 }
 
-static int send_welcome(struct session *ss, uint32_t seq, int doorbell)
+int send_welcome(struct session *ss, uint32_t seq, int doorbell,
+		 uint32_t flags)
 {
 	struct server *s = ss->server;
 	size_t bytes = sizeof(struct wire_welcome) +
@@ -78,6 +79,7 @@ static int send_welcome(struct session *ss, uint32_t seq, int doorbell)
 	w->rights = ss->via->cfg->rights;
 	w->nr_nodes = s->nr_nodes;
 	w->max_requests = s->cfg.max_requests;
+	w->flags = flags;
 	for (i = 0; i < s->nr_nodes; i++) {
 		wire_node_fill(s, i, &w->node[i]);
 		if (w->node[i].kind == KVMM_NODE_NVME)
@@ -119,7 +121,7 @@ static bool socket_full(const struct session *ss)
 }
 
 static enum reject hello_judge(struct session *ss, const struct wire_hello *h,
-			       struct errmsg *e)
+			       bool again, struct errmsg *e)
 {
 	struct server *s = ss->server;
 	uint32_t top = min(h->abi_max, KVMM_ABI_VERSION);
@@ -132,6 +134,8 @@ static enum reject hello_judge(struct session *ss, const struct wire_hello *h,
 		return REJECT_ABI;
 	}
 	ss->abi = top;
+	if (again)
+		return REJECT_NONE;
 	if (s->nr_sessions - s->nr_greeting >= s->cfg.max_clients) {
 		errmsg_set(e, -EUSERS, "there are %u clients already "
 			   "(limits.max_clients)", s->cfg.max_clients);
@@ -171,9 +175,11 @@ static int hello_make(struct session *ss, int pidfd, int *doorbell)
 		.rights	= via->rights,
 		.mode	= via->mode,
 		.pid	= ss->cred_pid ? ss->cred_pid : ss->hello_pid,
+		.no	= ss->no,
 		.ledger	= &ss->ledger_shm,
 		.arg	= ss,
 	};
+	uint8_t kept[MM_KEPT_BYTES];
 	int err;
 
 	err = ring_init(ss);
@@ -191,7 +197,12 @@ static int hello_make(struct session *ss, int pidfd, int *doorbell)
 	err = loop_add(s, &ss->pid, pidfd, EPOLLIN);
 	if (err)
 		return err;
-	return mm_client_create(s->mm, &o, &ss->mc);
+	session_keep(ss, pidfd, kept);
+	o.kept = kept;
+	err = mm_client_create(s->mm, &o, &ss->mc);
+	if (err)
+		session_unkeep(ss);
+	return err;
 }
 
 /* It will stand in logs, in JSON and on terminals. */
@@ -209,18 +220,34 @@ static void take_name(struct session *ss, const struct wire_hello *h)
 static void do_hello(struct session *ss, struct sock_msg *m)
 {
 	const struct wire_hello *h = (const void *)m->buf;
+	bool again = m->len == sizeof(*h) && h->client;
 	struct errmsg e = { "" };
-	enum reject why = hello_judge(ss, h, &e);
+	enum reject why;
 	int pidfd = -1, doorbell = -1, err;
 
+	if (m->len != sizeof(*h) && m->len != WIRE_HELLO_SHORT) {
+		session_doom(ss, REJECT_MSG_SHORT, "%zu bytes of type %u",
+			     m->len, h->h.type);
+		return;
+	}
 	take_name(ss, h);
 	ss->hello_pid = (pid_t)h->pid;
+	/* who comes again has its place already */
+	why = hello_judge(ss, h, again, &e);
 	if (why)
 		goto refuse;
 	why = REJECT_IDENTITY;
 	pidfd = session_identify(ss, ss->sock.fd,
 				 m->nr_fds ? m->fd[0] : -1, &e);
 	if (pidfd < 0)
+		goto refuse;
+	if (again && session_resume(ss, h, pidfd)) {
+		close_fd(&pidfd);
+		return;
+	}
+	if (again)
+		why = hello_judge(ss, h, false, &e);
+	if (again && why)
 		goto refuse;
 	if (nr_old(ss) >= SESSION_MAX_OLD) {
 		why = REJECT_FULL;
@@ -238,7 +265,7 @@ static void do_hello(struct session *ss, struct sock_msg *m)
 		goto refuse;
 	}
 	session_welcomed(ss);
-	send_welcome(ss, h->h.seq, doorbell);
+	send_welcome(ss, h->h.seq, doorbell, 0);
 	return;
 
 refuse:
@@ -582,7 +609,7 @@ static const struct request {
 	bool		open;
 	uint8_t		max_fds;
 } requests[] = {
-	[WIRE_HELLO]	= { do_hello, sizeof(struct wire_hello), .max_fds = 1 },
+	[WIRE_HELLO]	= { do_hello, WIRE_HELLO_SHORT, .open = true, .max_fds = 1 },
 	[WIRE_JOIN]	= { do_join, sizeof(struct wire_join) },
 	[WIRE_ATTACH]	= { do_attach, sizeof(struct wire_attach), .open = true },
 	[WIRE_DETACH]	= { do_detach, sizeof(struct wire_win) },

@@ -23,6 +23,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "daemon/server/server.h"
 #include "ipc/base/clock.h"
@@ -70,9 +71,24 @@ static uint32_t answer_slots(uint32_t n)
 	return 1 + ring_result_slots(n);
 }
 
-int ring_init(struct session *ss)
+uint64_t ring_bytes(void)
+{
+	return LEDGER_BYTES;
+}
+
+static void ring_map(struct session *ss)
 {
 	struct ring *r = &ss->ring;
+	struct ledger *l = ss->ledger_shm.addr;
+
+	r->ledger = l;
+	r->sq = (void *)((char *)l + SQ_OFF);
+	r->cq = (void *)((char *)l + CQ_OFF);
+	r->arena = (uint8_t *)l + ARENA_OFF;
+}
+
+int ring_init(struct session *ss)
+{
 	struct ledger *l;
 	int err;
 
@@ -95,14 +111,36 @@ int ring_init(struct session *ss)
 	l->talk_off = TALK_OFF;
 	l->frozen_off = FROZEN_OFF;
 	l->bytes = LEDGER_BYTES;
+	if (getrandom(ss->secret, sizeof(ss->secret), 0) ==
+	    sizeof(ss->secret))
+		memcpy(l->secret, ss->secret, sizeof(l->secret));
 	/* nobody else has it yet */
 	atomic_store_explicit(&l->step_wanted, UINT64_MAX,
 			      memory_order_relaxed);
-	r->ledger = l;
-	r->sq = (void *)((char *)l + SQ_OFF);
-	r->cq = (void *)((char *)l + CQ_OFF);
-	r->arena = (uint8_t *)l + ARENA_OFF;
+	ring_map(ss);
 	return 0;
+}
+
+/*
+ * What was published of the cursors is where to go on. The client may have written
+ * something else there: it finds its own rings in disorder then.
+ */
+void ring_adopt(struct session *ss)
+{
+	struct ring *r = &ss->ring;
+	struct ledger *l;
+
+	ring_map(ss);
+	l = r->ledger;
+	/* relaxed: whoever wrote them last is dead, or a liar */
+	r->sq_head = atomic_load_explicit(&l->sq.head, memory_order_relaxed);
+	r->cq_tail = atomic_load_explicit(&l->cq.tail, memory_order_relaxed);
+	r->cq_head = atomic_load_explicit(&l->cq.head, memory_order_relaxed);
+	r->cq_seen = r->cq_head;
+	r->arena_head = atomic_load_explicit(&l->arena_head,
+					     memory_order_relaxed);
+	/* it may sleep until something is said */
+	session_mail(ss);
 }
 
 const struct ledger_req *ring_requests(const struct session *ss)
@@ -528,6 +566,12 @@ static void do_free(struct session *ss, const struct ring_sqe *e)
 {
 	struct mm_win *w = entry_win(ss, e);
 
+	/*
+	 * Not to be done twice, whenever we die: by then the frames may be
+	 * somebody else's. release, as in ring_poll(); the array was copied.
+	 */
+	atomic_store_explicit(&ss->ring.ledger->sq.head, ss->ring.sq_head,
+			      memory_order_release);
 	if (w && mm_free(w, (const void *)ss->server->scratch, e->n,
 			 e->after) == -EINVAL)
 		session_doom(ss, REJECT_SQE_FRAME,
@@ -669,6 +713,46 @@ unsigned int ring_poll(struct session *ss)
 	if (r->marked && !ss->doom && (int32_t)(r->sq_head - r->mark) >= 0)
 		session_late(ss);
 	return done;
+}
+
+/* -- what was posted to the last daemon ------------------------------------------ */
+
+/* One by one: some of them it may have had its hands on. */
+static void resume_free(struct session *ss, const struct ring_sqe *e)
+{
+	uint32_t off = e->arena_pos % LEDGER_ARENA_BYTES, i, f;
+	struct mm_win *w = entry_win(ss, e);
+
+	if (!w || !e->n || e->n > KVMM_MAX_BATCH ||
+	    LEDGER_ARENA_BYTES - off < e->n * sizeof(f))
+		return;
+	for (i = 0; i < e->n; i++) {
+		memcpy(&f, ss->ring.arena + off + i * sizeof(f), sizeof(f));
+		mm_free(w, &f, 1, e->after);
+	}
+}
+
+int ring_resume(struct session *ss)
+{
+	struct ring *r = &ss->ring;
+	uint32_t pending = ring_pending(&r->ledger->sq, r->sq_head);
+
+	/* the client has taken more since it was adopted */
+	r->cq_head = r->cq_seen = atomic_load_explicit(&r->ledger->cq.head,
+						       memory_order_acquire);
+	if (pending > LEDGER_SQ_ENTRIES ||
+	    r->cq_tail - r->cq_head > LEDGER_CQ_ENTRIES)
+		return -EPROTO;
+	for (; pending; pending--) {
+		struct ring_sqe e;
+
+		entry_copy(&e, &r->sq[r->sq_head++ & (LEDGER_SQ_ENTRIES - 1)]);
+		atomic_store_explicit(&r->ledger->sq.head, r->sq_head,
+				      memory_order_release);
+		if (e.op == RING_FREE)
+			resume_free(ss, &e);
+	}
+	return 0;
 }
 
 bool ring_mark(struct session *ss)

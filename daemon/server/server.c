@@ -178,7 +178,11 @@ static int nodes_destroy(struct server *s, uint64_t deadline)
 
 static int header_create(struct server *s, struct errmsg *e)
 {
-	int err = shm_create(&s->hdr_shm, "kvmm-header",
+	int err;
+
+	if (!adopt_header(s))
+		return 0;
+	err = shm_create(&s->hdr_shm, "kvmm-header",
 			     round_up(sizeof(struct kvmm_hdr), 4096), 1);
 
 	if (err)
@@ -188,6 +192,7 @@ static int header_create(struct server *s, struct errmsg *e)
 	s->hdr->size = sizeof(struct kvmm_hdr);
 	s->hdr->abi = KVMM_ABI_VERSION;
 	s->hdr->epoch = s->epoch;
+	park_put(s->park, s->hdr_shm.fd, "header");
 	return 0;
 }
 
@@ -219,6 +224,7 @@ static int mm_make(struct server *s, struct errmsg *e)
 		.pool		= s->pool,
 		.ops		= &server_mm_ops,
 		.ops_arg	= s,
+		.keep		= server_keep_ops(s),
 		.epoch		= s->epoch,
 		.direct_reclaim_ns = s->cfg.direct_reclaim_ns,
 		.fetch_ns	= s->cfg.fetch_ns,
@@ -324,6 +330,9 @@ int server_create(const struct server_opts *o, struct server **ret,
 		server_destroy(s, deadline_in(NSEC_PER_SEC));
 		return err;
 	}
+	err = adopt_clients(s, e);
+	if (err)
+		return err;	/* nothing is taken apart: a later one may have it */
 	unclaimed = park_done(s->park);
 	if (unclaimed)
 		log_notice("%u descriptors of the last kvmmd are of no use: "
@@ -340,10 +349,16 @@ int server_destroy(struct server *s, uint64_t deadline_ns)
 	admin_destroy(s->admin);
 	s->admin = NULL;
 	sessions_close(s);
+	if (s->mm && park_enabled(s->park)) {
+		/* whoever started us drops what is not to be found again */
+		err = mm_drain(s->mm, deadline_ns);
+		return err ? err : -EBUSY;
+	}
 	err = s->mm ? mm_destroy(s->mm, deadline_ns) : 0;
 	if (err)
 		return err;
 	s->mm = NULL;
+	park_drop(s->park, "header");
 	sessions_free(s);
 	err = nodes_destroy(s, deadline_ns);
 	if (err)

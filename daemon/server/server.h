@@ -183,6 +183,18 @@ struct watch {
 };
 
 int ring_init(struct session *ss);
+/** ring_adopt() - go on in a ledger of the last daemon's, which is mapped */
+void ring_adopt(struct session *ss);
+/** ring_bytes() - of a ledger */
+uint64_t ring_bytes(void);
+/**
+ * ring_resume() - done with what was posted to the last daemon
+ *
+ * Frames that were given back are; the rest nobody waits for. Nothing is posted
+ * meanwhile: the client waits for its welcome.
+ * Return: 0, or -EPROTO: its cursors make no sense.
+ */
+int ring_resume(struct session *ss);
 /** ring_fini() - drop what it holds: before mm_client_disconnect() */
 void ring_fini(struct session *ss);
 /** ring_poll() - take up to a round's entries; returns how many */
@@ -227,6 +239,9 @@ enum session_state {
  * @late:	the request that waits while ring.marked; no further one is read
  * @told:	client numbers of the members that it has been told of
  * @doom:	to be cut off at the end of the round, and why
+ * @resumable:	CLOSED: the last daemon's, adopted with all that it had; its
+ *		process may come again and go on
+ * @secret:	of its ledger, as it was written there
  * @foreign:	in another PID namespace: @cred_pid is 0, its own word is shown
  */
 struct session {
@@ -237,6 +252,7 @@ struct session {
 	uint32_t	no;
 	struct source	sock, pid, bell;
 	int		notify_fd;
+	int		pidfd;		/* EXITING: of what @pid was */
 	struct mm_client *mc;
 	struct shm	ledger_shm;
 	struct ring	ring;
@@ -257,6 +273,8 @@ struct session {
 	struct list	out;
 	uint32_t	nr_out, out_fds;
 	struct wire_win	late;
+	bool		resumable;
+	uint64_t	secret[2];
 	bool		told_off;	/* its last message was an error */
 	bool		over;		/* hung up: close it, nobody is to blame */
 	enum reject	doom;
@@ -271,6 +289,32 @@ int listener_add(struct server *s, const struct config_socket *cfg,
 void listeners_close(struct server *s);
 /** listeners_run() - accept again after a pause; returns when to come again */
 uint64_t listeners_run(struct server *s, uint64_t now_ns);
+
+/* -- clients of the last daemon's: resume.c ------------------------------------------ */
+
+/** adopt_header() - go on with the last daemon's; -ENOENT: there is none */
+int adopt_header(struct server *s);
+/** adopt_clients() - all that mm finds; after the sockets */
+int adopt_clients(struct server *s, struct errmsg *e);
+/** server_keep_ops() - for mm: who keeps what */
+const struct mm_keep_ops *server_keep_ops(const struct server *s);
+/** session_keep() - park what a next daemon needs, and say what it is: @kept */
+void session_keep(struct session *ss, int pidfd, uint8_t kept[MM_KEPT_BYTES]);
+void session_unkeep(struct session *ss);
+/**
+ * session_resume() - @ss said a hello that names a client of the last daemon's
+ *
+ * True: that one has the connection now, and @ss is gone. False: a client like
+ * any other.
+ */
+bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd);
+/** send_welcome() - request.c */
+int send_welcome(struct session *ss, uint32_t seq, int doorbell,
+		 uint32_t flags);
+
+/** session_new() - all but its socket; on the server's list */
+struct session *session_new(struct server *s, struct listener *via,
+			    uint32_t no);
 
 /** session_create() - @fd is taken over, on error, too */
 int session_create(struct server *s, struct listener *via, int fd,
@@ -436,6 +480,10 @@ struct server {
 	struct state	own_state;
 	struct park	*park;
 	const struct ladder *ladder;
+	bool		adopting;	/* the header is the last daemon's */
+	struct mm_adopted adopted;
+	uint64_t	adopt_ns;	/* it took */
+	uint64_t	resumed;	/* clients that came again */
 	unsigned int	flushing;
 	uint64_t	reexec_ns;
 	char		reexec_why[160];

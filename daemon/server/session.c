@@ -240,6 +240,15 @@ static void pid_ready(struct source *src, uint32_t events)
 
 /* -- the beginning -------------------------------------------------------------------- */
 
+static void session_free(struct session *ss)
+{
+	list_del(&ss->link);
+	ss->server->nr_sessions--;
+	shm_fini(&ss->ledger_shm);
+	close_fd(&ss->pidfd);
+	free(ss);
+}
+
 /* Refuse before there is a session; the peer may or may not read it. */
 static void refuse(struct server *s, int fd, enum reject why, int err,
 		   const char *sentence)
@@ -251,6 +260,34 @@ static void refuse(struct server *s, int fd, enum reject why, int err,
 		log_warn("connection refused: %s", sentence);
 	wire_error_fill(&m, 0, err, sentence);
 	sock_send(fd, &m.h, NULL, 0);
+}
+
+struct session *session_new(struct server *s, struct listener *via,
+			    uint32_t no)
+{
+	struct session *ss = calloc(1, sizeof(*ss));
+
+	if (!ss)
+		return NULL;
+	ss->server = s;
+	ss->via = via;
+	ss->no = no;
+	ss->state = SESSION_GREETING;
+	ss->sock = ss->pid = ss->bell = (struct source)SOURCE_INIT;
+	ss->sock.ready = sock_ready;
+	ss->pid.ready = pid_ready;
+	ss->bell.ready = bell_ready;
+	ss->notify_fd = -1;
+	ss->pidfd = -1;
+	ss->ledger_shm = (struct shm)SHM_INIT;
+	ss->watch_ix = -1;
+	ss->since_ns = now_ns();
+	list_init(&ss->out);
+	list_init(&ss->ring.held);
+	list_init(&ss->ring.backlog);
+	list_add_tail(&s->sessions, &ss->link);
+	s->nr_sessions++;
+	return ss;
 }
 
 int session_create(struct server *s, struct listener *via, int fd,
@@ -265,35 +302,18 @@ int session_create(struct server *s, struct listener *via, int fd,
 		close(fd);
 		return -EUSERS;
 	}
-	ss = calloc(1, sizeof(*ss));
+	ss = session_new(s, via, ++s->session_seq);
 	if (!ss) {
 		close(fd);
 		return -ENOMEM;
 	}
-	ss->server = s;
-	ss->via = via;
-	ss->no = ++s->session_seq;
-	ss->state = SESSION_GREETING;
-	ss->sock = ss->pid = ss->bell = (struct source)SOURCE_INIT;
-	ss->sock.ready = sock_ready;
-	ss->pid.ready = pid_ready;
-	ss->bell.ready = bell_ready;
-	ss->notify_fd = -1;
-	ss->ledger_shm = (struct shm)SHM_INIT;
-	ss->watch_ix = -1;
-	ss->since_ns = now_ns();
 	ss->deadline_ns = ss->since_ns + HELLO_NS;
-	list_init(&ss->out);
-	list_init(&ss->ring.held);
-	list_init(&ss->ring.backlog);
 	err = loop_add(s, &ss->sock, fd, EPOLLIN);
 	if (err) {
 		close(fd);
-		free(ss);
+		session_free(ss);
 		return err;
 	}
-	list_add_tail(&s->sessions, &ss->link);
-	s->nr_sessions++;
 	s->nr_greeting++;
 	via->greeting++;
 	via->sessions++;
@@ -352,6 +372,9 @@ static void session_done(void *arg)
 {
 	struct session *ss = arg;
 
+	session_unkeep(ss);
+	close_fd(&ss->pidfd);
+
 	log_info("client %u (%s) is gone", ss->no, ss->name);
 	ss->mc = NULL;
 	ss->state = SESSION_GONE;
@@ -361,7 +384,9 @@ static void session_done(void *arg)
 
 static void session_exit(struct session *ss)
 {
-	close_source(ss, &ss->pid);
+	/* the descriptor is parked until mm is done with it: session_done() */
+	ss->pidfd = ss->pid.fd;
+	loop_del(ss->server, &ss->pid);
 	ss->state = SESSION_EXITING;
 	mm_client_exit(ss->mc, session_done, ss);
 }
@@ -435,14 +460,6 @@ static void session_cut(struct session *ss)
 		sock_send(ss->sock.fd, &m.h, NULL, 0);
 	}
 	session_close(ss, false);
-}
-
-static void session_free(struct session *ss)
-{
-	list_del(&ss->link);
-	ss->server->nr_sessions--;
-	shm_fini(&ss->ledger_shm);
-	free(ss);
 }
 
 void sessions_reap(struct server *s)
