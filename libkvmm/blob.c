@@ -330,8 +330,7 @@ static void blob_rest(struct kvmm_blob *b, uint32_t canonical)
 
 /*
  * Nothing is pinned of it but the canonical head. Frames that are OPEN still
- * are free; whether those are of which nobody has told us is not known, so they
- * are left to go with the window.
+ * are free; whether those are of which nobody has told us their words say.
  */
 static void blob_failed(struct kvmm_job *op, struct kvmm_blob *b)
 {
@@ -341,9 +340,11 @@ static void blob_failed(struct kvmm_job *op, struct kvmm_blob *b)
 	for (i = 0; i < b->n; i++) {
 		const struct kvmm_op_page *pg = &op->page[i];
 
-		kvmm_unpin(b->view, pg->frame);
-		if (!pg->res && !kvmm_op_unknown((int32_t)pg->len))
+		if (!pg->res && (int32_t)pg->len == -ENOTCONN)
+			kvmm_view_limbo(b->view, pg->frame);
+		else if (!pg->res && !kvmm_op_unknown((int32_t)pg->len))
 			b->frame[n++] = pg->frame;
+		kvmm_unpin_own(b->view, pg->frame);
 	}
 	if (root)
 		take_back(op, b);

@@ -3,10 +3,12 @@
  * A connection: opening, losing, reconnecting, closing.
  *
  *	DOWN -> HELLO -> (JOIN ->) UP -> DOWN
+ *		     \-> RESUME -> UP
  *
  * kvmm_open() goes to UP at once or fails. Later the states are gone through by
- * kvmm_poll(), without blocking, at most one try every 100 ms. A new daemon is
- * a new era: requests of the old one keep what they hold until they end, and
+ * kvmm_poll(), without blocking, at most one try every 100 ms. A daemon that has
+ * taken over what its predecessor left goes on with the era (resume.c). Any other
+ * is a new one: requests of the old era keep what they hold until they end, and
  * kvmm_win_sync() attaches again after that.
  *
  * In a child of fork() the page at kvmm.alive is zero (MADV_WIPEONFORK) and
@@ -31,7 +33,7 @@
 
 /* -- waking ourselves ---------------------------------------------------------- */
 
-static int watch(struct kvmm *k, int fd)
+int kvmm_conn_watch(struct kvmm *k, int fd)
 {
 	struct epoll_event ev = { .events = EPOLLIN, .data.fd = fd };
 
@@ -63,10 +65,10 @@ static void drop_socket(struct kvmm *k)
 	close_fd(&k->sock);
 }
 
-static int say_hello(struct kvmm *k)
+static int say_hello(struct kvmm *k) __no_lock_check	/* open: nobody else has it */
 {
 	struct wire_hello h = {
-		.h		= { .type = WIRE_HELLO, .len = sizeof(h) },
+		.h		= { .type = WIRE_HELLO, .len = WIRE_HELLO_SHORT },
 		.abi_min	= KVMM_ABI_MIN,
 		.abi_max	= KVMM_ABI_VERSION,
 		.features	= KVMM_FEAT_NVME,
@@ -78,6 +80,8 @@ static int say_hello(struct kvmm *k)
 	k->call_seq = h.h.seq;
 	k->call_type = WIRE_HELLO;
 	memcpy(h.name, k->name, sizeof(h.name));
+	if (kvmm_resume_ask(k, &h))
+		h.h.len = sizeof(h);
 	/* without one (an old kernel, a filter) the daemon tries by itself */
 	pidfd = fd_pidfd_open(getpid());
 	err = sock_send(k->sock, &h.h, &pidfd, pidfd >= 0);
@@ -95,7 +99,7 @@ static int dial(struct kvmm *k)
 		k->sock = -1;
 		return err;
 	}
-	err = watch(k, k->sock);
+	err = kvmm_conn_watch(k, k->sock);
 	if (!err)
 		err = say_hello(k);
 	if (err)
@@ -167,6 +171,20 @@ static int hear_welcome(struct kvmm *k, struct kvmm_era **ret)
 
 /* -- eras ------------------------------------------------------------------------- */
 
+void kvmm_conn_up(struct kvmm *k, struct kvmm_era *e)
+{
+	k->fd_ready = true;
+	k->armed = false;
+	/* another ledger, another count: look once, whatever it is */
+	k->mail_seen = atomic_load_explicit(&e->ledger->mail,
+					    memory_order_relaxed) - 1;
+	k->state = CONN_UP;
+	k->anew = false;
+	k->asked = 0;
+	atomic_store_explicit(&k->retry_ns, DEADLINE_NONE,
+			      memory_order_relaxed);
+}
+
 /* From now on @e is the one. */
 static int enter_era(struct kvmm *k, struct kvmm_era *e)
 	__must_hold(&k->lock)
@@ -175,7 +193,7 @@ static int enter_era(struct kvmm *k, struct kvmm_era *e)
 	uint64_t one = 1;
 	int err;
 
-	err = watch(k, e->notify);
+	err = kvmm_conn_watch(k, e->notify);
 	if (err)
 		return err;
 	/* awake means: readable, so that whoever sleeps comes back at once */
@@ -183,18 +201,12 @@ static int enter_era(struct kvmm *k, struct kvmm_era *e)
 		return -errno;
 	if (old)
 		kvmm_step_carry(old, e);
-	k->fd_ready = true;
-	k->armed = false;
-	/* another ledger, another count: look once, whatever it is */
-	k->mail_seen = atomic_load_explicit(&e->ledger->mail,
-					    memory_order_relaxed) - 1;
-	k->state = CONN_UP;
-	atomic_store_explicit(&k->retry_ns, DEADLINE_NONE,
-			      memory_order_relaxed);
+	kvmm_conn_up(k, e);
 	kvmm_era_succeed(k, old, e);
 	if (old) {
 		/* once more: a step may have been done in the meantime */
 		kvmm_step_carry(old, e);
+		kvmm_step_drop(old);
 		if (!atomic_load(&e->older))
 			kvmm_era_put(old);
 		stat_add(k, reconnects, 1);
@@ -225,10 +237,8 @@ void kvmm_conn_lost(struct kvmm *k)
 	unwatch(k, e->notify);
 	k->fd_ready = false;
 	k->armed = false;
-	/* release: a poster that sees it finds its operation failed by us */
-	atomic_store_explicit(&e->lost, true, memory_order_release);
+	kvmm_sq_stop(e);
 	kvmm_ops_fail(e, -ENOTCONN);
-	kvmm_step_drop(e);
 	/* the first try may come at once, the second in 100 ms */
 	try_later(k, now_ns() - LIB_RECONNECT_NS);
 	kvmm_kick(k);
@@ -270,10 +280,16 @@ void kvmm_conn_joined(struct kvmm *k)
 static int handshake(struct kvmm *k) __must_hold(&k->lock)
 {
 	const struct wire_hdr *h = (const struct wire_hdr *)k->msg->buf;
+	const struct wire_welcome *w = (const struct wire_welcome *)k->msg->buf;
 	int err;
 
 	if (h->seq != k->call_seq)
 		return kvmm_call_stray(k, k->msg, 0);
+	if (k->state == CONN_RESUME)
+		return kvmm_resume_end(k);
+	if (k->state == CONN_HELLO && h->type == WIRE_WELCOME &&
+	    k->msg->len >= sizeof(*w) && (w->flags & WIRE_WELCOME_RESUMED))
+		return kvmm_resume_begin(k);
 	if (k->state == CONN_HELLO) {
 		err = hear_welcome(k, &k->next);
 		if (err)
@@ -306,10 +322,14 @@ static void receive(struct kvmm *k, uint64_t now) __must_hold(&k->lock)
 		sock_msg_close_fds(k->msg);
 		if (!err)
 			continue;
-		if (k->state == CONN_UP)
+		if (k->state == CONN_UP) {
 			kvmm_conn_lost(k);
-		else
-			try_later(k, now);
+			return;
+		}
+		/* what the daemon said of the era made no sense: without it then */
+		if (err == -EPROTO || k->state == CONN_RESUME)
+			k->anew = true;
+		try_later(k, now);
 		return;
 	}
 }
@@ -337,7 +357,8 @@ void kvmm_conn_run(struct kvmm *k, uint64_t now)
 				      memory_order_relaxed);
 	}
 	receive(k, now);
-	if ((k->state == CONN_HELLO || k->state == CONN_JOIN) &&
+	if ((k->state == CONN_HELLO || k->state == CONN_JOIN ||
+	     k->state == CONN_RESUME) &&
 	    now >= atomic_load_explicit(&k->retry_ns, memory_order_relaxed))
 		try_later(k, now);
 }
@@ -387,7 +408,7 @@ static int open_init(struct kvmm *k, const char *path,
 	k->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (k->epfd < 0 || k->wake < 0)
 		return kvmm_fail(-errno, "no descriptors: %s", strerror(errno));
-	err = watch(k, k->wake);
+	err = kvmm_conn_watch(k, k->wake);
 	return err ? kvmm_fail(err, "epoll: %s", strerror(-err)) : 0;
 }
 
@@ -655,8 +676,7 @@ void kvmm_close(struct kvmm *k)
 		kvmm_call_end(k);
 	if (kvmm_era_now(k)) {
 		kvmm_lock(&k->lock);
-		atomic_store_explicit(&kvmm_era_now(k)->lost, true,
-				      memory_order_release);
+		kvmm_sq_stop(kvmm_era_now(k));
 		kvmm_ops_fail(kvmm_era_now(k), -ENOTCONN);
 		kvmm_step_drop(kvmm_era_now(k));
 		kvmm_unlock(&k->lock);

@@ -10,6 +10,7 @@ enum conn_state {
 	CONN_DOWN,		/* nobody there; try again at @retry_ns */
 	CONN_HELLO,		/* hello sent, welcome wanted */
 	CONN_JOIN,		/* join sent again after a reconnect */
+	CONN_RESUME,		/* the era goes on, once all its news are here */
 	CONN_UP,
 };
 
@@ -39,6 +40,8 @@ struct kvmm_stat {
  * @leaving:	kvmm_leaving.link, for who calls to see to at the end
  * @retry_ns:	CONN_DOWN: not before; else until when the handshake may take
  * @next:	CONN_JOIN: the era that is being set up
+ * @anew:	do not ask for the era to go on: the answer made no sense
+ * @asked:	how often that was done without an answer
  * @call_seq:	the request under way; @call_type its type; @call_again: a late
  *		reply got in its way, send it once more
  * @join_seq:	the join under way or late; a late yes counts
@@ -76,6 +79,8 @@ struct kvmm {
 	uint32_t	seq, call_seq, join_seq;
 	uint16_t	call_type;
 	bool		call_again;
+	bool		anew;
+	unsigned int	asked;
 	struct sock_msg	*msg;
 	bool		joined;
 	struct kvmm_engine engine;
@@ -177,6 +182,18 @@ int kvmm_call_more(struct kvmm *k, uint16_t reply, size_t min_bytes,
  * and the next one brings all of it again.
  */
 int kvmm_call_stray(struct kvmm *k, struct sock_msg *m, int err);
+
+/* conn.c, for resume.c */
+int kvmm_conn_watch(struct kvmm *k, int fd);
+void kvmm_conn_up(struct kvmm *k, struct kvmm_era *e) __must_hold(&k->lock);
+
+/* resume.c: an era that the next daemon takes over */
+/* Is there one to go on with? Then @h says which. */
+bool kvmm_resume_ask(struct kvmm *k, struct wire_hello *h) __must_hold(&k->lock);
+/* The welcome in k->msg says yes. */
+int kvmm_resume_begin(struct kvmm *k) __must_hold(&k->lock);
+/* WIRE_RESUMED is in k->msg: everything goes on. */
+int kvmm_resume_end(struct kvmm *k) __must_hold(&k->lock);
 
 /* step.c */
 /* The step goes on in the next era where it was. */

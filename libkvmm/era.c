@@ -157,6 +157,7 @@ static void era_cursors(struct kvmm_era *e)
 	e->arena_tail = atomic_load_explicit(&l->arena_head,
 					     memory_order_relaxed);
 	e->client = l->client;
+	memcpy(e->secret, l->secret, sizeof(e->secret));
 	e->agree_off = l->agree_off;
 	e->talk_off = l->talk_off;
 	e->frozen_off = l->frozen_off;

@@ -40,7 +40,10 @@ struct kvmm_member {
  * @refs:	kvmm.era or the era after it, every att
  * @older:	the era before, as long as another member may look or write there
  *		and not here (member.c)
- * @lost:	the connection ended; nothing is posted or matched any more
+ * @lost:	the connection ended; nothing is posted or matched until the next
+ *		daemon has taken it over (resume.c), if it does; set under @sq_lock
+ * @over:	for good: another era is in force, or the connection is closed
+ * @secret:	of the ledger, for who comes again
  * @doorbell:	eventfd that wakes the daemon
  * @notify:	eventfd that the daemon wakes us with
  * @client:	the daemon's number for us, as it was when we came
@@ -62,7 +65,9 @@ struct kvmm_era {
 	struct kvmm	*k;
 	_Atomic uint32_t refs;
 	_Atomic bool	lost;
+	_Atomic bool	over;
 	uint64_t	epoch;
+	uint64_t	secret[2];
 	struct shm	hdr_shm, ledger_shm;
 	const struct kvmm_hdr *hdr;
 	struct ledger	*ledger;
@@ -177,6 +182,14 @@ static inline bool kvmm_era_lost(const struct kvmm_era *e)
 	return atomic_load_explicit(&e->lost, memory_order_relaxed);
 }
 
+/* Nobody counts its pins any more. */
+static inline bool kvmm_era_over(const struct kvmm_era *e)
+{
+	/* acquire: pairs with kvmm_step_drop() */
+	return atomic_load_explicit((_Atomic bool *)&e->over,
+				    memory_order_acquire);
+}
+
 /* A member of the engine is gone: nothing new is begun. */
 static inline bool kvmm_era_dying(const struct kvmm_era *e)
 {
@@ -188,14 +201,16 @@ uint64_t kvmm_era_step(const struct kvmm_era *e);
 
 /*
  * Run @d->fn when the engine has completed @step; at once when it has. Needs
- * no memory. After the era is lost nothing runs any more: kvmm_step_drop().
+ * no memory. After the era is over nothing runs any more: kvmm_step_drop().
  */
 void kvmm_step_defer(struct kvmm_era *e, struct kvmm_deferred *d,
 		     uint64_t step);
 void kvmm_step_run(struct kvmm_era *e);
-/* The daemon is gone, and with it whom the pins were for. */
+/* The era is over from now on, and with it goes whom the pins were for. */
 void kvmm_step_drop(struct kvmm_era *e);
 
+/* Nothing is posted any more, not by a thread that was about to, either. */
+void kvmm_sq_stop(struct kvmm_era *e);
 /*
  * kvmm_sq_push() - post one entry, with @bytes of @array in the arena
  *

@@ -313,6 +313,87 @@ void kvmm_view_put(struct kvmm_view *v, const uint32_t *frame, uint32_t n,
 	kvmm_unlock(&v->mag_lock);
 }
 
+/* -- publishes that were never answered ---------------------------------------------- */
+
+void kvmm_view_limbo(struct kvmm_view *v, uint32_t frame)
+{
+	struct kvmm_limbo *more;
+	uint32_t n, cap;
+
+	kvmm_lock(&v->mag_lock);
+	n = atomic_load_explicit(&v->nr_limbo, memory_order_relaxed);
+	if (n == v->cap_limbo) {
+		cap = v->cap_limbo ? 2 * v->cap_limbo : 64;
+		more = realloc(v->limbo, cap * sizeof(*more));
+		if (!more)
+			goto out_unlock;
+		v->limbo = more;
+		v->cap_limbo = cap;
+	}
+	v->limbo[n] = (struct kvmm_limbo){ .frame = frame };
+	atomic_store_explicit(&v->nr_limbo, n + 1, memory_order_relaxed);
+out_unlock:
+	kvmm_unlock(&v->mag_lock);
+}
+
+/*
+ * A pin of ours ends on a frame that may be in limbo. While it is pinned, what its
+ * word says is final: nobody is there, or whoever took over, that would seal it.
+ */
+static void limbo_leave(struct kvmm_view *v, uint32_t frame)
+{
+	/* acquire: pairs with the daemon's release when it sealed it */
+	bool open = frame_word_state(atomic_load_explicit(&v->word[frame],
+					memory_order_acquire)) == FRAME_OPEN;
+	const struct kvmm_era *e = v->att->era;
+	uint32_t i, n;
+
+	kvmm_lock(&v->mag_lock);
+	n = atomic_load_explicit(&v->nr_limbo, memory_order_relaxed);
+	for (i = 0; i < n; i++)
+		if (v->limbo[i].frame == frame && !v->limbo[i].freed)
+			break;
+	if (i == n)
+		goto out_unlock;
+	if (open && kvmm_era_lost(e)) {
+		v->limbo[i].freed = true;
+		goto out_unlock;
+	}
+	v->limbo[i] = v->limbo[n - 1];
+	atomic_store_explicit(&v->nr_limbo, n - 1, memory_order_relaxed);
+	if (open && !kvmm_view_closed(v) && !kvmm_era_dying(e))
+		stack_put(v, &frame, 1);
+out_unlock:
+	kvmm_unlock(&v->mag_lock);
+}
+
+void kvmm_unpin_own(struct kvmm_view *v, uint32_t frame)
+{
+	if (unlikely(atomic_load_explicit(&v->nr_limbo, memory_order_relaxed)))
+		limbo_leave(v, frame);
+	kvmm_unpin(v, frame);
+}
+
+void kvmm_view_resumed(struct kvmm_view *v)
+{
+	uint32_t i, n, kept = 0;
+
+	kvmm_lock(&v->mag_lock);
+	n = atomic_load_explicit(&v->nr_limbo, memory_order_relaxed);
+	for (i = 0; i < n; i++) {
+		if (!v->limbo[i].freed)
+			v->limbo[kept++] = v->limbo[i];
+		else if (!kvmm_view_closed(v))
+			stack_put(v, &v->limbo[i].frame, 1);
+	}
+	atomic_store_explicit(&v->nr_limbo, kept, memory_order_relaxed);
+	/* what was asked for nobody has heard */
+	v->posted_n = 0;
+	if (v->rights == KVMM_RW)
+		refill(v, max(v->target, (uint32_t)LIB_MAG_TARGET));
+	kvmm_unlock(&v->mag_lock);
+}
+
 /* -- public ------------------------------------------------------------------------- */
 
 /* The view that an allocation is for, or an error with its sentence. */

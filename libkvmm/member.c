@@ -100,7 +100,7 @@ static void member_link(struct kvmm_era *e, struct kvmm_member *m)
 int kvmm_era_member(struct kvmm_era *e, struct sock_msg *m)
 {
 	const struct wire_member *w = (const struct wire_member *)m->buf;
-	struct kvmm_member *p;
+	struct kvmm_member *p, *old;
 	int err;
 
 	if (m->len < sizeof(*w))
@@ -129,7 +129,12 @@ int kvmm_era_member(struct kvmm_era *e, struct sock_msg *m)
 	p->client = p->ledger->client;
 	p->rank = w->rank;
 	p->flags = w->flags;
-	member_link(e, p);
+	/* the next daemon tells of all that there are */
+	old = *member_find(e, w->rank, w->flags);
+	if (old && old->client == p->client)
+		member_free(&p->dead);
+	else
+		member_link(e, p);
 	return 0;
 }
 

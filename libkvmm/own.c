@@ -112,5 +112,5 @@ bool kvmm_own_del_pin(struct kvmm_own *o, uint32_t frame)
 void kvmm_own_unpin(struct kvmm_own *o)
 {
 	while (o->nr_pin)
-		kvmm_unpin(o->view, o->pin[--o->nr_pin]);
+		kvmm_unpin_own(o->view, o->pin[--o->nr_pin]);
 }

@@ -259,9 +259,10 @@ static void take(struct kvmm *k, uint64_t now, unsigned int max)
 		if (!kvmm_cq_run(k, e, max))
 			kvmm_conn_lost(k);
 		kvmm_ops_late(e, now);
-		kvmm_step_words(k);
-		kvmm_step_run(e);
 	}
+	/* also while there is no daemon: what is read is read on */
+	kvmm_step_words(k);
+	kvmm_step_run(e);
 	look_at_socket(k, now, !k->nr_done);
 	if (!k->calling)
 		kvmm_past_run(k);

@@ -8,7 +8,8 @@
  * Without an answer nobody knows what has become of a page. The daemon may have
  * sealed it, and if it lives, or its memory is still mapped by others, they read
  * it. So it is not OPEN again: the request keeps its pin, as on a page that was
- * sealed, and this process never gets the frame out of its own hands again.
+ * sealed. When the pin goes the frame's word tells, if the era goes on: a daemon
+ * that takes over does nothing that was posted before it.
  */
 #include <errno.h>
 #include <string.h>
@@ -40,6 +41,9 @@ static int one_result(struct kvmm_job *op, struct kvmm_own *o,
 	if (kvmm_op_unknown(out->result)) {
 		out->frame = 0;
 		kvmm_own_add_pin(o, pg->frame);
+		/* of one that talks nonsense nothing is believed */
+		if (out->result == -ENOTCONN)
+			kvmm_view_limbo(v, pg->frame);
 		return out->result;
 	}
 	out->frame = r->frame;

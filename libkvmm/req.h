@@ -241,6 +241,8 @@ void kvmm_req_abandon(struct kvmm_req *rq);
 bool kvmm_pin_word(struct kvmm_view *v, uint32_t frame, uint64_t word);
 void kvmm_pin(struct kvmm_view *v, uint32_t frame);
 void kvmm_unpin(struct kvmm_view *v, uint32_t frame);
+/* The same for what a request has published, which may not have been. */
+void kvmm_unpin_own(struct kvmm_view *v, uint32_t frame);
 
 /* Look pages [@lo, @hi) of @g up. */
 void kvmm_look(struct kvmm_att *a, struct kvmm_mset *m, struct kvmm_mgroup *g,
@@ -301,6 +303,13 @@ void kvmm_view_idle(struct kvmm_view *v, uint32_t frame);
 void kvmm_view_want(struct kvmm_view *v, uint32_t n);
 /* Have frames come since an allocation was refused? */
 bool kvmm_view_fed(struct kvmm_view *v);
+/*
+ * Nobody has said whether @frame was sealed. It is pinned; when that ends, its
+ * word tells: kvmm_unpin_own(). Without memory it stays where it is.
+ */
+void kvmm_view_limbo(struct kvmm_view *v, uint32_t frame);
+/* The daemon that took the window over is there. */
+void kvmm_view_resumed(struct kvmm_view *v);
 /* Frames in this process's hands. */
 uint32_t kvmm_view_count(struct kvmm_view *v);
 /* As kvmm_alloc(); @view: where they are of, the request's until its end. */

@@ -13,6 +13,14 @@
 
 #define ARENA_ALIGN	64
 
+void kvmm_sq_stop(struct kvmm_era *e)
+{
+	kvmm_lock(&e->sq_lock);
+	/* release: a poster that sees it finds its operation failed by us */
+	atomic_store_explicit(&e->lost, true, memory_order_release);
+	kvmm_unlock(&e->sq_lock);
+}
+
 static void ring_doorbell(struct kvmm_era *e)
 {
 	uint64_t one = 1;
@@ -82,37 +90,37 @@ static void sq_commit(struct kvmm_era *e, const struct ring_sqe *sqe)
 int kvmm_sq_post(struct kvmm_era *e, struct ring_sqe *sqe, const void *array,
 		 uint32_t bytes)
 {
+	bool lost;
 	void *at;
 
-	if (kvmm_era_lost(e))
-		return -ENOTCONN;
 	kvmm_lock(&e->sq_lock);
-	at = sq_begin(e, sqe, bytes);
+	lost = kvmm_era_lost(e);
+	at = lost ? NULL : sq_begin(e, sqe, bytes);
 	if (at) {
 		if (bytes)
 			memcpy(at, array, bytes);
 		sq_commit(e, sqe);
 	}
 	kvmm_unlock(&e->sq_lock);
-	return at ? 0 : -EAGAIN;
+	return at ? 0 : lost ? -ENOTCONN : -EAGAIN;
 }
 
 int kvmm_sq_push_fill(struct kvmm_era *e, struct ring_sqe *sqe, uint32_t bytes,
 		      void (*fill)(void *to, void *arg), void *arg)
 {
+	bool lost;
 	void *at;
 
-	if (kvmm_era_lost(e))
-		return -ENOTCONN;
 	kvmm_lock(&e->sq_lock);
-	at = sq_begin(e, sqe, bytes);
+	lost = kvmm_era_lost(e);
+	at = lost ? NULL : sq_begin(e, sqe, bytes);
 	if (at) {
 		fill(at, arg);
 		sq_commit(e, sqe);
 	}
 	kvmm_unlock(&e->sq_lock);
 	if (!at)
-		return -EAGAIN;
+		return lost ? -ENOTCONN : -EAGAIN;
 	kvmm_sq_bell(e);
 	return 0;
 }

@@ -107,12 +107,22 @@ struct kvmm_peer {
 	struct shm	shm;
 	const _Atomic uint64_t *bitmap;
 	uint32_t	client;
+	bool		stale;		/* the next daemon has not named it yet */
 };
 
 /* A frame that the daemon copies from or into; @freed: it has no owner any more. */
 struct kvmm_busy {
 	uint32_t	frame;
 	uint32_t	refs;
+	bool		freed;
+};
+
+/*
+ * A frame whose publish was never answered. @freed: its pin is gone, it is OPEN,
+ * and the daemon that could take it back is not there.
+ */
+struct kvmm_limbo {
+	uint32_t	frame;
 	bool		freed;
 };
 
@@ -136,6 +146,8 @@ struct kvmm_busy {
  * @pos:	by frame: where it stands in its request's list, under req.lock
  * @stack:	free frames of this process, under @mag_lock; @nr_stack of them
  * @busy:	@nr_busy frames that must not be given out, under @mag_lock
+ * @limbo:	@nr_limbo frames of which nobody knows whether they are sealed,
+ *		under @mag_lock
  * @mag_head:	of the magazine ring, @mag_lock
  * @free_after:	latest step named by a free
  * @target:	frames that a refill asks for
@@ -182,6 +194,9 @@ struct kvmm_view {
 	uint32_t	nr_stack;
 	struct kvmm_busy *busy;
 	uint32_t	nr_busy, cap_busy;
+	struct kvmm_limbo *limbo;
+	_Atomic uint32_t nr_limbo;
+	uint32_t	cap_limbo;
 	uint32_t	mag_head;
 	uint32_t	mag_mask;
 	const _Atomic uint32_t *mag;
@@ -205,6 +220,9 @@ void kvmm_view_free(struct kvmm_view *v);
 bool kvmm_view_hold(struct kvmm_view *v);
 /* @v->att must not be gone. */
 void kvmm_view_drop(struct kvmm_view *v);
+/* For an era that goes on: peers are named anew, and who is not, is none. */
+void kvmm_view_peers_stale(struct kvmm_view *v);
+void kvmm_view_peers_settle(struct kvmm *k, struct kvmm_view *v);
 /* Nothing is posted in its name any more. */
 void kvmm_view_shut(struct kvmm_view *v);
 void kvmm_view_set_mapped(struct kvmm_view *v, uint32_t extent, bool up);

@@ -43,16 +43,16 @@ void kvmm_step_defer(struct kvmm_era *e, struct kvmm_deferred *d, uint64_t step)
 
 	list_init(&d->link);
 	d->step = step;
-	if (step <= kvmm_era_step(e) || kvmm_era_lost(e)) {
+	if (step <= kvmm_era_step(e) || kvmm_era_over(e)) {
 		d->fn(d);
 		return;
 	}
 	kvmm_lock(&e->k->ops_lock);
 	/*
-	 * Once more, under the lock: kvmm_step_drop() takes it after lost is
+	 * Once more, under the lock: kvmm_step_drop() takes it after over is
 	 * set, and nobody runs the list of that era again after that.
 	 */
-	if (kvmm_era_lost(e)) {
+	if (kvmm_era_over(e)) {
 		kvmm_unlock(&e->k->ops_lock);
 		d->fn(d);
 		return;
@@ -94,6 +94,8 @@ void kvmm_step_run(struct kvmm_era *e)
 
 void kvmm_step_drop(struct kvmm_era *e)
 {
+	/* release: pairs with kvmm_era_over() */
+	atomic_store_explicit(&e->over, true, memory_order_release);
 	run_until(e, UINT64_MAX);
 }
 

@@ -28,7 +28,7 @@ static void trimmed_step(struct kvmm_deferred *d)
 		t->n = 0;
 	}
 	for (i = 0; i < t->n; i++)
-		kvmm_unpin(t->view, t->frame[i]);
+		kvmm_unpin_own(t->view, t->frame[i]);
 	kvmm_view_drop(t->view);
 	kvmm_att_put(t->att);
 	free(t);
@@ -183,7 +183,7 @@ static uint32_t free_some(struct kvmm_req *rq, struct kvmm_view *v,
 		    !match_del_pin(kvmm_req_match(rq), v, frames[i]))
 			break;
 		if (now)
-			kvmm_unpin(v, frames[i]);
+			kvmm_unpin_own(v, frames[i]);
 		else
 			(*late)->frame[(*late)->n++] = frames[i];
 	}

@@ -164,6 +164,7 @@ void kvmm_view_free(struct kvmm_view *v)
 	free((void *)v->pos);
 	free(v->stack);
 	free(v->busy);
+	free(v->limbo);
 	free(v);
 }
 
@@ -283,6 +284,35 @@ static int peer_place(const struct kvmm_view *v, uint32_t client)
 			free = i;
 	}
 	return free;
+}
+
+void kvmm_view_peers_stale(struct kvmm_view *v)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(v->peer); i++) {
+		struct kvmm_peer *p = atomic_load_explicit(&v->peer[i],
+							   memory_order_relaxed);
+
+		if (p)
+			p->stale = true;
+	}
+}
+
+void kvmm_view_peers_settle(struct kvmm *k, struct kvmm_view *v)
+{
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(v->peer); i++) {
+		struct kvmm_peer *p = atomic_load_explicit(&v->peer[i],
+							   memory_order_relaxed);
+
+		if (!p || !p->stale)
+			continue;
+		/* seq_cst: unlinks it, see lib.h */
+		atomic_store(&v->peer[i], NULL);
+		kvmm_bury(k, &p->dead);
+	}
 }
 
 int kvmm_view_peer(struct kvmm *k, struct sock_msg *m)

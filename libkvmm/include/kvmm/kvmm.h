@@ -278,11 +278,13 @@ KVMM_API int kvmm_poll(struct kvmm *k, struct kvmm_done *done,
 KVMM_API int kvmm_ping(struct kvmm *k, uint64_t tag);
 
 /**
- * kvmm_epoch() - [H] changes when a daemon was replaced
+ * kvmm_epoch() - [H] changes when a daemon was replaced by one that knew nothing
  *
- * Not when a connection that was cut off is made again to the same daemon, but
- * requests from before are -ESTALE then, too, and kvmm_win_sync() attaches again
- * likewise.
+ * One that took over what its predecessor had goes on with its epoch: windows,
+ * frames, pins and requests are as they were, only what was in flight has ended
+ * with -ENOTCONN. Nor does it change when a connection that was cut off is made
+ * again to the same daemon, but requests from before are -ESTALE then, too, and
+ * kvmm_win_sync() attaches again likewise.
  */
 KVMM_API uint64_t kvmm_epoch(const struct kvmm *k);
 
