@@ -227,7 +227,8 @@ static void child_exec(const struct test_daemon *d, pid_t parent)
 	const char *const *e;
 	int fd;
 
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	/* a keeper ends its daemon first */
+	prctl(PR_SET_PDEATHSIG, d->opts.keep ? SIGTERM : SIGKILL);
 	if (getppid() != parent)
 		_exit(127);		/* it died before the line above */
 	fd = open("/dev/null", O_RDONLY);
@@ -246,7 +247,12 @@ static void child_exec(const struct test_daemon *d, pid_t parent)
 		putenv((char *)*e);
 	if (d->opts.cpu)
 		td_pin_cpu(0, d->opts.cpu - 1);
-	execl(d->opts.binary, "kvmmd", "--config", d->config, (char *)NULL);
+	if (d->opts.keep)
+		execl(d->opts.binary, d->opts.binary, "--keep", "--config",
+		      d->config, (char *)NULL);
+	else
+		execl(d->opts.binary, "kvmmd", "--config", d->config,
+		      (char *)NULL);
 	fprintf(stderr, "%s: %s\n", d->opts.binary, strerror(errno));
 	_exit(127);
 }
@@ -413,8 +419,43 @@ int td_resume(struct test_daemon *d)
 	return kill(d->pid, SIGCONT) ? -errno : 0;
 }
 
+pid_t td_kept(struct test_daemon *d)
+{
+	json_t *r = NULL;
+	int err = td_admin(d, "status", &r);
+	pid_t pid = (pid_t)json_integer_value(json_object_get(r, "pid"));
+
+	json_decref(r);
+	return err ? err : pid > 1 ? pid : -EPROTO;
+}
+
+int td_crash(struct test_daemon *d, uint64_t *gap_ns)
+{
+	uint64_t deadline = deadline_in(TD_START_MS * NSEC_PER_MSEC), t0;
+	pid_t was = td_kept(d), is;
+
+	if (was < 0)
+		return was;
+	t0 = now_ns();
+	if (kill(was, SIGKILL))
+		return -errno;
+	do {
+		if (deadline_past(deadline) || !td_running(d)) {
+			td_dump_log(d);
+			return -ETIMEDOUT;
+		}
+		sleep_ms(1);
+		is = serves(d) ? td_kept(d) : -EAGAIN;
+	} while (is < 0 || is == was);
+	if (gap_ns)
+		*gap_ns = now_ns() - t0;
+	return 0;
+}
+
 void td_fini(struct test_daemon *d)
 {
+	if (d->pid && d->opts.keep)
+		td_stop(d);
 	if (d->pid)
 		td_kill(d);
 	td_rmtree(d->dir);

@@ -66,6 +66,8 @@ struct td_socket {
  * @config:	JSON text, merged into the generated configuration; arrays are
  *		replaced, objects merged
  * @env:	NULL-terminated "NAME=value" strings for the child, or NULL
+ * @keep:	under a keeper (kvmmd --keep), whose process is @pid then: it starts
+ *		the daemon again when that crashes
  * @cpu:	pin it to CPU @cpu - 1; 0 = do not
  * @log_stderr:	its log goes to stderr, not into a file
  */
@@ -88,6 +90,7 @@ struct td_opts {
 	const char *const	*env;
 	int			cpu;
 	bool			log_stderr;
+	bool			keep;
 };
 
 /**
@@ -148,6 +151,19 @@ int td_stop(struct test_daemon *d);
 
 /** td_kill() - SIGKILL and reap */
 void td_kill(struct test_daemon *d);
+
+/**
+ * td_kept() - with opts.keep: the daemon's own process, by its word
+ * Return: its pid, or -errno.
+ */
+pid_t td_kept(struct test_daemon *d);
+
+/**
+ * td_crash() - with opts.keep: SIGKILL the daemon, and wait until another serves
+ * @gap_ns:	from the one to the other; may be NULL
+ * Return: 0 or -errno.
+ */
+int td_crash(struct test_daemon *d, uint64_t *gap_ns);
 
 /** td_pause() - SIGSTOP; on return it has really stopped. 0 or -errno */
 int td_pause(struct test_daemon *d);
