@@ -28,6 +28,9 @@ static void print_head(const json_t *r)
 	       text_bytes(ctl_int(r, "memory.metadata"), meta, sizeof(meta)),
 	       text_bytes(ctl_int(r, "memory.rss"), rss, sizeof(rss)),
 	       ctl_int(r, "limits.fds"), ctl_int(r, "limits.fds_max"));
+	printf("  start %s, %" PRId64 " of %" PRId64 " descriptors kept by %s\n",
+	       ctl_str(r, "start.step"), ctl_int(r, "park.parked"),
+	       ctl_int(r, "park.held"), ctl_str(r, "park.keeper"));
 }
 
 static void cell_bytes(struct table *t, const json_t *o, const char *path)

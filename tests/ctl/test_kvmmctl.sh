@@ -68,6 +68,9 @@ result $? "status_says_what_may_still_be_written"
 expect 0 "^k  *demo  *rw  *observe" status
 result $? "status_has_a_row_for_each_socket"
 
+expect 0 "start adopt, 0 of [0-9]* descriptors kept by nobody" status
+result $? "status_says_what_a_restart_would_find"
+
 expect 0 "^SPACE  *ID" space
 result $? "space_lists"
 expect 0 "^SPACE  *ID" sp li
