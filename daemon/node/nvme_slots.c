@@ -84,10 +84,11 @@ int slots_init(struct slot_store *s, uint64_t data_off, uint32_t seg_bytes,
 
 static void seg_free_maps(struct slot_seg *seg)
 {
-	if (seg->map != &seg->word)
+	if (seg->map != seg->word)
 		free(seg->map);
 	free(seg->bad);
 	seg->map = NULL;
+	seg->rec = NULL;
 	seg->bad = NULL;
 }
 
@@ -121,27 +122,25 @@ static uint32_t class_size(const struct slot_store *s, uint32_t len)
 	return min_t(uint32_t, (uint32_t)round_up(want, step), s->seg_bytes);
 }
 
-/* Take an empty segment for slots of @slot_bytes; put it on its class's list. */
-static struct slot_seg *seg_assign(struct slot_store *s, uint32_t slot_bytes)
+/* Cut an empty segment into slots of @slot_bytes; put it on its class's list. */
+static int seg_cut(struct slot_store *s, struct slot_seg *seg,
+		   uint32_t slot_bytes)
 {
 	struct slot_class *c = class_find(s, slot_bytes);
-	struct slot_seg *seg = list_first(&s->ready, struct slot_seg, link);
+	uint32_t nr_slots = s->seg_bytes / slot_bytes;
 
-	if (!seg)
-		seg = list_first(&s->raw, struct slot_seg, link);
-	if (!seg)
-		return NULL;
 	if (!c) {
 		c = class_find(s, 0);
 		if (!c)
-			return NULL;
+			return -ENOSPC;
 	}
-	seg->nr_slots = s->seg_bytes / slot_bytes;
-	seg->word = 0;
-	seg->map = seg->nr_slots <= 64 ? &seg->word :
-		   calloc(BITMAP_WORDS(seg->nr_slots), sizeof(*seg->map));
+	seg->word[0] = seg->word[1] = 0;
+	seg->map = nr_slots <= 64 ? seg->word :
+		   calloc(2 * BITMAP_WORDS(nr_slots), sizeof(*seg->map));
 	if (!seg->map)
-		return NULL;
+		return -ENOMEM;
+	seg->rec = seg->map + BITMAP_WORDS(nr_slots);
+	seg->nr_slots = nr_slots;
 	if (!c->slot_bytes) {
 		list_init(&c->partial);
 		c->slot_bytes = slot_bytes;
@@ -151,7 +150,16 @@ static struct slot_seg *seg_assign(struct slot_store *s, uint32_t slot_bytes)
 	seg->hint = 0;
 	c->nr_segs++;
 	list_move(&c->partial, &seg->link);
-	return seg;
+	return 0;
+}
+
+static struct slot_seg *seg_assign(struct slot_store *s, uint32_t slot_bytes)
+{
+	struct slot_seg *seg = list_first(&s->ready, struct slot_seg, link);
+
+	if (!seg)
+		seg = list_first(&s->raw, struct slot_seg, link);
+	return seg && !seg_cut(s, seg, slot_bytes) ? seg : NULL;
 }
 
 /* @seg has no used slot any more: back to the empty ones of its state. */
@@ -224,6 +232,16 @@ static struct slot_seg *seg_partial(const struct slot_class *c)
 	return list_first(&c->partial, struct slot_seg, link);
 }
 
+static void slot_take(struct slot_store *s, struct slot_seg *seg, uint32_t ix)
+{
+	bitmap_set(seg->map, ix);
+	seg->nr_used++;
+	if (seg->nr_used + seg->nr_bad == seg->nr_slots)
+		list_del(&seg->link);
+	s->used_bytes += seg->slot_bytes;
+	s->nr_used++;
+}
+
 int slots_alloc(struct slot_store *s, uint32_t len, struct node_slot *slot)
 {
 	struct slot_seg *seg = NULL;
@@ -246,12 +264,8 @@ int slots_alloc(struct slot_store *s, uint32_t len, struct node_slot *slot)
 	if (ix == seg->nr_slots)
 		ix = bitmap_next_clear(seg->map, seg->nr_slots, 0);
 	assert(ix < seg->nr_slots);
-	bitmap_set(seg->map, ix);
-	seg->nr_used++;
+	slot_take(s, seg, (uint32_t)ix);
 	seg->hint = (uint32_t)ix + 1;
-	if (seg->nr_used + seg->nr_bad == seg->nr_slots)
-		list_del(&seg->link);
-	s->used_bytes += slot_bytes;
 	slot->off = slots_seg_off(s, (uint32_t)(seg - s->seg)) +
 		    ix * slot_bytes;
 	slot->seq = s->next_seq++;
@@ -268,7 +282,9 @@ int slots_free(struct slot_store *s, const struct node_slot *slot)
 		return -EINVAL;
 	was_full = seg->nr_used + seg->nr_bad == seg->nr_slots;
 	seg->nr_used--;
+	bitmap_clear(seg->rec, ix);
 	s->used_bytes -= seg->slot_bytes;
+	s->nr_used--;
 	if (seg->bad && bitmap_test(seg->bad, ix)) {
 		bitmap_set(quarantine(seg), ix);
 		seg->nr_bad++;
@@ -308,6 +324,83 @@ void slots_mark_bad(struct slot_store *s, const struct node_slot *slot)
 	/* without memory it stays in use: the next reader finds out again */
 	if (seg->bad)
 		bitmap_set(seg->bad, ix);
+}
+
+uint32_t slots_record(struct slot_store *s, const struct node_slot *slot)
+{
+	uint32_t ix;
+	struct slot_seg *seg = slot_find(s, slot, &ix);
+
+	if (!seg)
+		return 0;
+	bitmap_set(seg->rec, ix);
+	return seg->slot_bytes;
+}
+
+uint32_t slots_recorded(const struct slot_store *s,
+			const struct node_slot *slot)
+{
+	uint32_t ix;
+	const struct slot_seg *seg = slot_find(s, slot, &ix);
+
+	return seg && bitmap_test(seg->rec, ix) ? seg->slot_bytes : 0;
+}
+
+uint32_t slots_forget(struct slot_store *s, const struct node_slot *slot)
+{
+	uint32_t ix;
+	struct slot_seg *seg = slot_find(s, slot, &ix);
+
+	if (!seg || !bitmap_test(seg->rec, ix))
+		return 0;
+	bitmap_clear(seg->rec, ix);
+	return seg->slot_bytes;
+}
+
+int slots_restore(struct slot_store *s, const struct node_slot *slot,
+		  uint32_t slot_bytes)
+{
+	uint64_t rel = slot->off - s->data_off;
+	struct slot_seg *seg;
+	uint32_t ix;
+	int err;
+
+	if (slot->off < s->data_off || rel / s->seg_bytes >= s->nr_segs ||
+	    !slot_bytes || slot_bytes % NODE_ALIGN || slot_bytes > s->seg_bytes)
+		return -EINVAL;
+	seg = &s->seg[rel / s->seg_bytes];
+	rel %= s->seg_bytes;
+	if (rel % slot_bytes || rel + slot_bytes > s->seg_bytes)
+		return -EINVAL;
+	ix = (uint32_t)(rel / slot_bytes);
+	if (!seg->nr_used) {
+		if (seg->nr_bad || seg->state > SEG_READY)
+			return -EINVAL;
+		err = seg_cut(s, seg, slot_bytes);
+		if (err)
+			return err;
+	}
+	if (seg->slot_bytes != slot_bytes || bitmap_test(seg->map, ix))
+		return -EINVAL;
+	slot_take(s, seg, ix);
+	bitmap_set(seg->rec, ix);
+	return 0;
+}
+
+bool slots_next_bad(const struct slot_store *s, uint32_t seg_ix, uint32_t *ix,
+		    uint64_t *off)
+{
+	const struct slot_seg *seg = &s->seg[seg_ix];
+	size_t i;
+
+	if (!seg->nr_bad)
+		return false;
+	i = bitmap_next_set(quarantine(seg), seg->nr_slots, *ix);
+	if (i == seg->nr_slots)
+		return false;
+	*ix = (uint32_t)i + 1;
+	*off = slots_seg_off(s, seg_ix) + i * seg->slot_bytes;
+	return true;
 }
 
 int slots_victim(const struct slot_store *s, uint32_t len, unsigned int nth,
@@ -463,7 +556,7 @@ static bool seg_check(const struct slot_store *s, const struct slot_seg *seg)
 
 bool slots_check(const struct slot_store *s)
 {
-	uint64_t used = 0, bad = 0;
+	uint64_t used = 0, bad = 0, nr_used = 0;
 	uint32_t nr_bad = 0, nr_ready = 0, in_class = 0;
 
 	for (uint32_t i = 0; i < s->nr_segs; i++) {
@@ -472,6 +565,7 @@ bool slots_check(const struct slot_store *s)
 		if (!seg_check(s, seg))
 			return false;
 		used += (uint64_t)seg->nr_used * seg->slot_bytes;
+		nr_used += seg->nr_used;
 		bad += (uint64_t)seg->nr_bad * seg->slot_bytes;
 		nr_bad += seg->nr_bad;
 		nr_ready += seg->state == SEG_READY;
@@ -480,6 +574,6 @@ bool slots_check(const struct slot_store *s)
 	for (size_t i = 0; i < ARRAY_SIZE(s->class); i++)
 		if (s->class[i].slot_bytes)
 			in_class -= s->class[i].nr_segs;
-	return used == s->used_bytes && bad == s->bad_bytes &&
+	return used == s->used_bytes && nr_used == s->nr_used && bad == s->bad_bytes &&
 	       nr_bad == s->nr_bad && nr_ready == s->nr_ready && !in_class;
 }

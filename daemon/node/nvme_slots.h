@@ -31,7 +31,8 @@ enum seg_state {
  * struct slot_seg - a segment
  * @link:	on its class's list of segments with free slots, or, empty, on
  *		the store's list of its state
- * @map:	one bit a slot: used or bad; points to @word when it fits
+ * @map:	one bit a slot: used or bad; points to @word when they fit
+ * @rec:	one bit a slot: has a record; behind @map
  * @bad:	two bits a slot, all first ones first: marked bad; marked bad and
  *		given back, in quarantine. NULL as long as none is
  * @slot_bytes:	size of its slots; 0 when it belongs to no class
@@ -45,8 +46,9 @@ enum seg_state {
 struct slot_seg {
 	struct list	link;
 	uint64_t	*map;
+	uint64_t	*rec;
 	uint64_t	*bad;
-	uint64_t	word;
+	uint64_t	word[2];
 	uint32_t	slot_bytes;
 	uint32_t	nr_slots;
 	uint32_t	nr_used;
@@ -75,6 +77,7 @@ struct slot_class {
  * @raw:	empty segments, not written yet
  * @suspect:	see SEG_SUSPECT
  * @used_bytes:	slots given out
+ * @nr_used:	their number
  * @bad_bytes:	slots in quarantine
  * @nr_bad:	their number
  * @nr_ready:	segments that were written as a whole, used or empty
@@ -87,6 +90,7 @@ struct slot_store {
 	uint64_t		data_off;
 	uint64_t		next_seq;
 	uint64_t		used_bytes;
+	uint64_t		nr_used;
 	uint64_t		bad_bytes;
 	uint32_t		nr_bad;
 	uint32_t		nr_ready;
@@ -118,6 +122,36 @@ int slots_victim(const struct slot_store *s, uint32_t len, unsigned int nth,
 
 /* To quarantine when it is freed; unknown slots are ignored. */
 void slots_mark_bad(struct slot_store *s, const struct node_slot *slot);
+
+/**
+ * slots_record() - a slot in use has a record from now on
+ *
+ * Return: the slot's size, or 0 when it is not in use.
+ */
+uint32_t slots_record(struct slot_store *s, const struct node_slot *slot);
+
+/** slots_recorded() - the slot's size, or 0 when it has no record */
+uint32_t slots_recorded(const struct slot_store *s,
+			const struct node_slot *slot);
+
+/** slots_forget() - it has none any more; what slots_recorded() said before */
+uint32_t slots_forget(struct slot_store *s, const struct node_slot *slot);
+
+/**
+ * slots_restore() - have a slot in use, with a record, exactly there
+ *
+ * Return: 0; -EINVAL: there can be none, or it is taken; -ENOMEM.
+ */
+int slots_restore(struct slot_store *s, const struct node_slot *slot,
+		  uint32_t slot_bytes);
+
+/**
+ * slots_next_bad() - walk a segment's quarantine
+ * @ix:		0 at first, then ours
+ * @off:	the next one
+ */
+bool slots_next_bad(const struct slot_store *s, uint32_t seg, uint32_t *ix,
+		    uint64_t *off);
 
 /**
  * slots_zero_next() - which segment to zero-write next
