@@ -48,6 +48,7 @@ static const struct {
 	{ "read",	FAULT_READ },
 	{ "write",	FAULT_WRITE },
 	{ "get",	FAULT_GET },
+	{ "journal",	FAULT_JOURNAL },
 };
 
 static const struct {
@@ -63,6 +64,8 @@ static const struct {
 	{ "stall",	{ FAULT_STALL, .ms = 10000 } },
 	{ "flip",	{ FAULT_FLIP } },
 	{ "drop",	{ FAULT_DROP } },
+	{ "torn",	{ FAULT_TORN } },
+	{ "stale",	{ FAULT_STALE } },
 };
 
 static int rule_option(struct fault_rule *r, const char *opt,
@@ -114,7 +117,8 @@ static int rule_parse(struct fault_rule *r, char *text, struct errmsg *msg)
 		;
 	if (i == ARRAY_SIZE(whats))
 		return errmsg_set(msg, -EINVAL,
-				  "'%s' is not read, write or get", what);
+				  "'%s' is not read, write, journal or get",
+				  what);
 	r->what = whats[i].what;
 
 	for (i = 0; i < ARRAY_SIZE(hows) && strcmp(how, hows[i].name); i++)
@@ -195,6 +199,27 @@ bool fault_ask(const struct node *n, enum fault_what what, bool internal,
 		return true;
 	}
 	return false;
+}
+
+static struct {
+	void	(*fn)(const struct node *n, enum fault_tap_when when,
+		      const struct node_io *io, void *arg);
+	void	*arg;
+} tap;
+
+void fault_tap_set(void (*fn)(const struct node *n, enum fault_tap_when when,
+			      const struct node_io *io, void *arg),
+		   void *arg)
+{
+	tap.fn = fn;
+	tap.arg = arg;
+}
+
+void fault_tap(const struct node *n, enum fault_tap_when when,
+	       const struct node_io *io)
+{
+	if (tap.fn)
+		tap.fn(n, when, io, tap.arg);
 }
 
 uint64_t fault_hits(void)

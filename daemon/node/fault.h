@@ -9,18 +9,21 @@
  * A rule is WHO:WHAT:HOW[:KEY=VALUE]..., rules are separated by ';':
  *
  *	WHO	name of a node or of its back end ("nvme0", "nvme", "host")
- *	WHAT	read, write, or get (an extent)
+ *	WHAT	read, write, journal (a write of journal or checkpoint), or get
+ *		(an extent; memory for the journal)
  *	HOW	eio, enodata, erofs, enospc, enomem: fail so
  *		short	transfer half
  *		stall	keep it in flight for ms=N, then do it
  *		flip	one bit of what was read is wrong
  *		drop	a write that reports success and never happens
+ *		torn	a write that reports success, of which half happens
+ *		stale	a read that reports success and leaves the memory alone
  *	KEY	n=N	only so many times
  *		skip=N	let the first N pass
  *		ms=N	for stall; 10000
  *
  * As "nvme:write:eio:n=3;nvme:read:stall:ms=10000". A node's own I/O (probes,
- * zero-writing) meets the rules without n= and skip= only.
+ * zero-writing) meets the rules without n= and skip= only, but for journal.
  */
 #ifndef KVMM_DAEMON_NODE_FAULT_H
 #define KVMM_DAEMON_NODE_FAULT_H
@@ -35,6 +38,7 @@ enum fault_what {
 	FAULT_READ,
 	FAULT_WRITE,
 	FAULT_GET,
+	FAULT_JOURNAL,
 };
 
 enum fault_how {
@@ -44,6 +48,13 @@ enum fault_how {
 	FAULT_STALL,		/* @ms */
 	FAULT_FLIP,
 	FAULT_DROP,
+	FAULT_TORN,
+	FAULT_STALE,
+};
+
+enum fault_tap_when {
+	FAULT_TAP_START,
+	FAULT_TAP_END,		/* io->priv.res is its result */
 };
 
 /**
@@ -83,6 +94,19 @@ bool fault_ask(const struct node *n, enum fault_what what, bool internal,
 /** fault_hits() - how often a rule has struck since the last fault_set() */
 uint64_t fault_hits(void);
 
+/**
+ * fault_tap_set() - have all I/O shown to @fn, for tests that replay it
+ *
+ * Called when the engine gets an I/O and when it has ended; the transfer's memory
+ * may be looked at. NULL: nobody looks.
+ */
+void fault_tap_set(void (*fn)(const struct node *n, enum fault_tap_when when,
+			      const struct node_io *io, void *arg),
+		   void *arg);
+
+void fault_tap(const struct node *n, enum fault_tap_when when,
+	       const struct node_io *io);
+
 /** fault_broken() - does $KVMM_BREAK name this protection to be left out? */
 bool fault_broken(const char *what);
 
@@ -97,6 +121,11 @@ static inline bool fault_ask(const struct node *n, enum fault_what what,
 			     bool internal, struct fault *f)
 {
 	return false;
+}
+
+static inline void fault_tap(const struct node *n, enum fault_tap_when when,
+			     const struct node_io *io)
+{
 }
 
 static inline bool fault_broken(const char *what)

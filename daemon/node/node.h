@@ -125,6 +125,18 @@ struct node_dir_stats {
  * @extents:	extents that exist
  * @huge_bytes:	of them, backed by hugepages
  * @probes:	probes of a degraded or failed device
+ * @journal_bytes: written to the journal
+ * @journal_groups: in so many groups
+ * @journal_fails: groups whose write failed; each is tried again
+ * @journal_lost: entries that found no memory; a checkpoint makes up for them
+ * @journal_used: of the ring, in use now
+ * @ckpt_bytes:	written to checkpoints
+ * @ckpts:	that were completed
+ * @ckpt_fails:	and that were not
+ * @recovered:	records that the owner took at start-up
+ * @recover_dropped: those, and blocks, that could not be right
+ * @recover_bytes: read for it
+ * @recover_ns:	from the first read to the last record handed over
  */
 struct node_stats {
 	struct node_dir_stats	dir[2];
@@ -139,6 +151,18 @@ struct node_stats {
 	uint64_t		extents;
 	uint64_t		huge_bytes;
 	uint64_t		probes;
+	uint64_t		journal_bytes;
+	uint64_t		journal_groups;
+	uint64_t		journal_fails;
+	uint64_t		journal_lost;
+	uint64_t		journal_used;
+	uint64_t		ckpt_bytes;
+	uint64_t		ckpts;
+	uint64_t		ckpt_fails;
+	uint64_t		recovered;
+	uint64_t		recover_dropped;
+	uint64_t		recover_bytes;
+	uint64_t		recover_ns;
 };
 
 /**
@@ -215,6 +239,11 @@ enum nvme_engine {
  *		than this, per cent; 0: no floor. A file whose preallocation would
  *		is refused; where there is none, writes are off meanwhile
  * @sparse:	preallocate nothing, even where the file system could
+ * @rebuild:	empty a file that is of another version or size, damaged, or not
+ *		ours at all, instead of refusing it
+ * @records:	most slots that can be in use: one for 16 KiB, in a small store
+ *		for 4 KiB. Journal and checkpoints are as large as this needs,
+ *		2.5 times 132 bytes each, which @bytes includes
  * @depth:	I/Os in the kernel's hands at once; 64
  * @queue_max:	I/Os waiting here; 8192
  * @engine:	see enum nvme_engine
@@ -232,7 +261,8 @@ enum nvme_engine {
  * @lock_wait_ns: how long to wait for another daemon that has the store
  *		locked; 10 s
  * @check_ns:	how often the file is looked at (unlinked?); 5 s
- * @zero_bytes_s: rate of background zero-writing; 256 MiB/s
+ * @zero_bytes_s: rate of what is written in the background, zeroes and
+ *		checkpoints each; 256 MiB/s
  * @degrade_after: misses in a row until NODE_DEGRADED; 3
  * @fail_after:	misses in a row until NODE_FAILED; 8
  */
@@ -251,6 +281,8 @@ struct nvme_opts {
 	bool			sparse;
 	bool			sqpoll;
 	bool			discard;
+	bool			rebuild;
+	uint64_t		records;
 	uint64_t		io_timeout_ns;
 	uint64_t		queue_timeout_ns;
 	uint64_t		recover_ns;
@@ -269,7 +301,8 @@ struct nvme_opts {
  * Returns at once with the node NODE_STARTING; opening, locking, sizing and
  * the superblock are done in the background. Then it is NODE_ONLINE with
  * @capacity and @max_len set, or NODE_FAILED with the sentence in @why, for
- * good (destroy it). There is no journal yet: a store starts empty.
+ * good (destroy it). Nothing is begun before the first node_poll(), so that
+ * node_set_owner() can be called; without an owner it starts empty.
  *
  * Return: 0, -EINVAL, -ENOMEM, or the errno of io_uring_setup(2) when only
  * io_uring was allowed. The caller owns *@ret: node_destroy().
@@ -569,6 +602,7 @@ struct node_io {
 		uint8_t		parts;		/* what is still to be done */
 		uint8_t		fault;
 		bool		internal;	/* the node's own I/O */
+		bool		sync;		/* on the medium at its end */
 		struct work	crc_work;
 		struct work	io_work;
 	} priv;

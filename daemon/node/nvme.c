@@ -51,12 +51,17 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 	now = now_ns();
 	nvme_open_poll(nv, now);
 	nvme_io_poll(nv, now);
+	nvme_recover_poll(nv);
 	nvme_health_poll(nv, now);
 	nvme_discard_poll(nv, now);
+	nvme_journal_poll(nv, now);
+	nvme_ckpt_poll(nv, now);
 	nvme_start_queued(nv, now);
 	nv->eng->flush(nv);
 	nvme_crc_flush(nv);
 
+	n->stats.journal_used = (nv->journal.head - nv->journal.tail) *
+				NVME_BLOCK;
 	n->used = nv->slots.used_bytes;
 	n->stats.bad_slots = nv->slots.nr_bad;
 	n->stats.bad_bytes = nv->slots.bad_bytes;
@@ -77,8 +82,11 @@ static uint64_t nvme_next_deadline(const struct node *n)
 
 	if (nv->drained)
 		return DEADLINE_NONE;
+	if (nv->found && n->state != NODE_OFFLINE && nvme_open_done(nv))
+		return 0;
 	next = min(next, nvme_health_next(nv));
 	next = min(next, nvme_discard_next(nv));
+	next = min(next, min(nvme_journal_next(nv), nvme_ckpt_next(nv)));
 	if (nv->eng->busy(nv))
 		next = min(next, deadline_in(BUSY_NS));
 	return next;
@@ -88,24 +96,61 @@ static int nvme_slot_alloc(struct node *n, uint32_t len,
 			   struct node_slot *slot)
 {
 	struct nvme *nv = to_nvme(n);
-	int err = slots_alloc(&nv->slots, len, slot);
+	int err;
 
+	if (n->owner && nv->slots.nr_used >= nv->open.super.records)
+		return -ENOSPC;
+	if (!nvme_journal_room(nv))
+		return -EAGAIN;
+	err = slots_alloc(&nv->slots, len, slot);
 	n->used = nv->slots.used_bytes;
 	return err;
+}
+
+static bool nvme_persistent(const struct node *n)
+{
+	return n->owner;
+}
+
+static void nvme_record_add(struct node *n, const struct node_record *rec)
+{
+	struct nvme *nv = to_nvme(n);
+	uint32_t bytes;
+
+	if (!n->owner || !nvme_open_done(nv))
+		return;
+	bytes = slots_record(&nv->slots, &rec->slot);
+	if (bytes)
+		nvme_log_add(nv, rec, bytes);
+}
+
+static void nvme_record_del(struct node *n, const struct node_slot *slot)
+{
+	struct nvme *nv = to_nvme(n);
+
+	if (nvme_open_done(nv) && slots_forget(&nv->slots, slot))
+		nvme_log_slot(nv, NVME_ENT_DEL, slot, 0);
 }
 
 static int nvme_slot_free(struct node *n, const struct node_slot *slot)
 {
 	struct nvme *nv = to_nvme(n);
+	uint32_t nr_bad = nv->slots.nr_bad;
+	uint32_t bytes;
 	int err;
 
 	if (!nvme_open_done(nv))
 		return -EINVAL;
+	bytes = slots_bytes(&nv->slots, slot);
+	nvme_record_del(n, slot);
 	err = slots_free(&nv->slots, slot);
 	n->used = nv->slots.used_bytes;
-	if (!err)
-		nvme_space_freed(nv);
-	return err;
+	if (err)
+		return err;
+	if (nv->slots.nr_bad != nr_bad)
+		nvme_log_slot(nv, NVME_ENT_BAD, slot, bytes);
+	nvme_space_freed(nv);
+	return 0;
 }
 
 static uint32_t nvme_slot_bytes(const struct node *n,
@@ -149,7 +194,8 @@ static bool nvme_check(const struct node *n)
 		return false;
 	if (!nvme_open_done(nv))
 		return !n->used && !nv->nr_started;
-	return n->used == nv->slots.used_bytes && slots_check(&nv->slots);
+	return n->used == nv->slots.used_bytes && slots_check(&nv->slots) &&
+	       nvme_journal_check(nv);
 }
 
 static void nvme_status(const struct node *n, char *buf, size_t len)
@@ -166,7 +212,7 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		return;
 	}
 	snprintf(buf, len,
-		 "%s%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, started empty (no journal yet)%s%s%s%s%s%s",
+		 "%s%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, %s%s%s%s%s%s%s%s%s%s",
 		 nv->eng->name,
 		 nv->opts.engine == NVME_ENGINE_AUTO &&
 		 nv->eng == &nvme_threads_ops ? " (io_uring was refused)" : "",
@@ -175,9 +221,13 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		 (unsigned long long)(fixed >> 20),
 		 (unsigned long long)((fixed + plain) >> 20),
 		 nv->slots.nr_ready, nv->slots.nr_segs,
+		 n->owner ? "journalled" : "not journalled",
 		 o->sparse ? "; not preallocated" : "",
+		 o->overcommit ? "; overcommitted: space is not reserved on " : "",
+		 o->overcommit ? o->overcommit : "",
 		 !nv->room ? "; the file system's free floor is reached, writes are off" : "",
 		 nv->health.full ? "; no space left, writes are off" : "",
+		 !nvme_journal_room(nv) ? "; the journal is full, writes are off" : "",
 		 nv->health.read_only ? "; read-only, writes are off" : "",
 		 nv->unlinked ? "; the file was unlinked" : "",
 		 nvme_discard_note(nv));
@@ -190,6 +240,13 @@ static bool nvme_idle(const struct nvme *nv)
 	       list_empty(&nv->ending);
 }
 
+/* Is there still a journal to be written, and time for it? */
+static bool nvme_settled(const struct nvme *nv, uint64_t deadline_ns)
+{
+	return nvme_idle(nv) &&
+	       (nvme_journal_idle(nv) || deadline_past(deadline_ns));
+}
+
 static int nvme_drain(struct nvme *nv, uint64_t deadline_ns)
 {
 	for (;;) {
@@ -200,7 +257,7 @@ static int nvme_drain(struct nvme *nv, uint64_t deadline_ns)
 
 		work_poll(nv->pool, 0);
 		nvme_poll(&nv->node, 0);
-		if (nvme_idle(nv))
+		if (nvme_settled(nv, deadline_ns))
 			return 0;
 		if (deadline_past(deadline_ns))
 			return -ETIMEDOUT;
@@ -212,6 +269,7 @@ static int nvme_drain(struct nvme *nv, uint64_t deadline_ns)
 static void nvme_free(struct nvme *nv)
 {
 	slots_fini(&nv->slots);
+	nvme_labels_fini(&nv->labels);
 	close_fd(&nv->epfd);
 	if (nv->mem)
 		munmap(nv->mem, NVME_MEM_BYTES);
@@ -234,6 +292,8 @@ static int nvme_destroy(struct node *n, uint64_t deadline_ns)
 		/* no worker of a memory node registers anything after this */
 		node_unpair_all(n);
 		nv->eng->fini(nv);
+		nvme_journal_fini(nv);
+		nvme_ckpt_fini(nv);
 		nvme_open_fini(nv);
 		nv->drained = true;
 	}
@@ -266,6 +326,13 @@ static const struct node_ops nvme_node_ops = {
 	.buf_add	= nvme_buf_add,
 	.buf_del	= nvme_buf_del,
 	.buf_busy	= nvme_buf_busy,
+	.persistent	= nvme_persistent,
+	.record_add	= nvme_record_add,
+	.record_del	= nvme_record_del,
+	.record_again	= nvme_record_again,
+	.label_put	= nvme_label_put,
+	.label_del	= nvme_label_del,
+	.record_flush	= nvme_record_flush,
 };
 
 static void set_default(uint64_t *opt, uint64_t value)
@@ -363,6 +430,9 @@ static int nvme_alloc(const struct nvme_opts *opts, struct work_pool *pool,
 	list_init(&nv->ending);
 	list_init(&nv->stalled);
 	list_init(&nv->flying);
+	list_init(&nv->journal.chunks);
+	list_init(&nv->journal.spare);
+	list_init(&nv->journal.flushes);
 	err = opts_copy(&nv->opts, opts);
 	if (err) {
 		free(nv);
@@ -370,7 +440,7 @@ static int nvme_alloc(const struct nvme_opts *opts, struct work_pool *pool,
 	}
 	err = -ENOMEM;
 	nv->heap_max = nv->opts.queue_max + NVME_MAX_STARTED(nv->opts.depth) +
-		       2;
+		       NVME_NR_OWN;
 	nv->heap = calloc(nv->heap_max, sizeof(*nv->heap));
 	nv->mem = mmap(NULL, NVME_MEM_BYTES, PROT_READ | PROT_WRITE,
 		       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -3,13 +3,15 @@
  * nvme.h - the slot store's inside; for the nvme_*.c files only
  *
  *	nvme.c		making, ending, the loop's entry points, status
- *	nvme_open.c	start-up: open, lock, superblock; the watch on the file
+ *	nvme_open.c	start-up: open, lock, preallocate; the watch on the file
  *	nvme_io.c	an I/O's life: queues, start, checksum, deadline, end
  *	nvme_health.c	states of the device, probes, zero-writing, estimates
  *	nvme_discard.c	telling the medium what is empty
  *	nvme_slots.c	which bytes are free
  *	nvme_uring.c	engine: io_uring
  *	nvme_threads.c	engine: pread and pwrite on workers
+ *
+ * and what it remembers, in nvme_meta.h.
  */
 #ifndef KVMM_DAEMON_NODE_NVME_H
 #define KVMM_DAEMON_NODE_NVME_H
@@ -19,6 +21,7 @@
 #include "daemon/node/fault.h"
 #include "daemon/node/node_ops.h"
 #include "daemon/node/nvme_format.h"
+#include "daemon/node/nvme_meta.h"
 #include "daemon/node/nvme_slots.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/list.h"
@@ -105,6 +108,8 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @block:	a block device
  * @created:	the file was made here
  * @sparse:	space is not preallocated: writes take it
+ * @overcommit:	name of a file system on which they may take it all the same
+ * @rebuilt:	what was there was thrown away; @msg says why
  * @room:	sparse: bytes that may still be taken, as the worker last saw it
  * @taken:	sparse: bytes on their way when the worker began to look, or since:
  *		it may not have seen them
@@ -125,6 +130,8 @@ struct nvme_open {
 	bool			block;
 	bool			created;
 	bool			sparse;
+	bool			rebuilt;
+	const char		*overcommit;
 	uint64_t		room;
 	uint64_t		taken;
 	struct nvme_super	super;
@@ -238,6 +245,11 @@ struct nvme_rate {
  * @nr_own:	the node's own I/Os that the engine has
  * @row:	I/Os started since the last write-back
  * @heap:	I/Os by @expire_ns; @heap_nr of @heap_max places
+ * @journal:	and
+ * @labels:	and
+ * @ckpt:	what is remembered; nothing without an owner
+ * @found:	start-up: what was remembered; NULL: handed over
+ * @uuid_crc:	checksum of the store's uuid; part of every slot's
  * @mem:	4 KiB for probes, then zeroes
  * @fixed_bytes: registered memory; any thread
  * @plain_bytes: memory that could not be; any thread
@@ -279,12 +291,20 @@ struct nvme {
 	struct nvme_zero	zero;
 	struct nvme_discard	discard;
 	struct nvme_rate	rate[2];
+	struct nvme_journal	journal;
+	struct nvme_labels	labels;
+	struct nvme_ckpt	ckpt;
+	struct nvme_found	*found;
+	uint32_t		uuid_crc;
 	void			*mem;
 	_Atomic uint64_t	fixed_bytes;
 	_Atomic uint64_t	plain_bytes;
 };
 
 #define NVME_MAX_STARTED(depth)	(4 * (depth))
+
+/* The node's own I/O: probe, zero-writing, journal, checkpoint. */
+#define NVME_NR_OWN		4
 
 #define NVME_MEM_BYTES		(NVME_PROBE_OFF + NVME_ZERO_BYTES)
 
@@ -299,13 +319,34 @@ static inline uint32_t io_bytes(const struct node_io *io)
 	return (uint32_t)round_up(io->len, NODE_ALIGN);
 }
 
+/* What the engine is to move: a torn write ends early and nobody is told. */
+static inline uint32_t nvme_move_bytes(const struct node_io *io)
+{
+	uint32_t bytes = io_bytes(io);
+
+	return io->priv.fault == FAULT_TORN ?
+	       max((uint32_t)round_down(bytes / 2, NODE_ALIGN), NODE_ALIGN) :
+	       bytes;
+}
+
 /* Are there slots, is there a file? */
 static inline bool nvme_open_done(const struct nvme *nv)
 {
 	return nv->slots.seg;
 }
 
+/* Do writes take space of the file system? */
+static inline bool nvme_open_grows(const struct nvme *nv)
+{
+	return nv->open.sparse || nv->open.overcommit;
+}
+
 /* nvme_open.c */
+
+/* One transfer, all of it or an error; gives O_DIRECT up where it is refused.
+ * Blocks: on the worker only. */
+int nvme_open_rw(struct nvme_open *o, bool wr, void *buf, size_t len,
+		 uint64_t off);
 void nvme_open_start(struct nvme *nv);
 void nvme_open_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_open_next(const struct nvme *nv);
@@ -327,6 +368,9 @@ bool nvme_io_check(const struct nvme *nv);
 
 /* The node's own I/O: started at once, only @done is called, at its end. */
 void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now);
+
+/* The same for journal and checkpoints: on the medium when it ends. */
+void nvme_start_meta(struct nvme *nv, struct node_io *io, uint64_t now);
 
 /* End an I/O that the engine did not start, or took back, with @res: soon, from
  * nvme_io_poll(), since now is no time for callbacks. */

@@ -108,7 +108,7 @@ void nvme_space_freed(struct nvme *nv)
 /* @bytes are written to a file that may have to grow for it. */
 void nvme_take_room(struct nvme *nv, uint64_t bytes)
 {
-	if (!nv->open.sparse || !nv->opts.free_floor_pct)
+	if (!nvme_open_grows(nv) || !nv->opts.free_floor_pct)
 		return;
 	nv->open.taken += bytes;
 	nv->room -= min(nv->room, bytes);
@@ -156,7 +156,7 @@ bool nvme_writable(const struct node *n)
 {
 	const struct nvme *nv = to_nvme(n);
 
-	return n->state == NODE_ONLINE && nv->room &&
+	return n->state == NODE_ONLINE && nv->room && nvme_journal_room(nv) &&
 	       (!nv->health.full || now_ns() >= nv->health.full_retry);
 }
 
@@ -251,6 +251,8 @@ static void zero_done(struct node_io *io, int result)
 	z->off += NVME_ZERO_BYTES;
 	if (z->off < nv->slots.seg_bytes)
 		return;
+	if (nv->slots.seg[z->seg].nr_bad)
+		nvme_log_zeroed(nv, (uint32_t)z->seg);
 	slots_zero_done(&nv->slots, (uint32_t)z->seg, true);
 	z->seg = -1;
 }

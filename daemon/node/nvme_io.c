@@ -145,14 +145,14 @@ void nvme_crc_flush(struct nvme *nv)
 	}
 }
 
-static uint32_t ident_crc(const struct node_io *io)
+static uint32_t ident_crc(const struct nvme *nv, const struct node_io *io)
 {
 	struct nvme_ident_tail tail = {
 		.seq	= io->slot.seq,
 		.len	= io->len,
 	};
 
-	return kvmm_crc32c(kvmm_crc32c(0, io->ident, io->ident_len),
+	return kvmm_crc32c(kvmm_crc32c(nv->uuid_crc, io->ident, io->ident_len),
 			   &tail, sizeof(tail));
 }
 
@@ -266,7 +266,10 @@ static void own_done(struct nvme *nv, struct node_io *io, int res)
 void nvme_engine_done(struct nvme *nv, struct node_io *io, int res)
 {
 	io->priv.parts &= (uint8_t)~IO_PART_ENGINE;
+	if (io->priv.fault == FAULT_TORN && res >= 0)
+		res = (int)io_bytes(io);
 	io->priv.res = res;
+	fault_tap(&nv->node, FAULT_TAP_END, io);
 	if (io->priv.internal) {
 		own_done(nv, io, res);
 		return;
@@ -290,6 +293,19 @@ void nvme_engine_done(struct nvme *nv, struct node_io *io, int res)
 
 /* ---- starts -------------------------------------------------------------- */
 
+static void engine_start(struct nvme *nv, struct node_io *io)
+{
+	fault_tap(&nv->node, FAULT_TAP_START, io);
+	nv->eng->start(nv, io);
+}
+
+static enum fault_what io_what(const struct node_io *io)
+{
+	if (io->dir == NODE_READ)
+		return FAULT_READ;
+	return io->priv.sync ? FAULT_JOURNAL : FAULT_WRITE;
+}
+
 /* Give @io to the engine, unless the fault table has other plans for it. */
 static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 {
@@ -300,15 +316,16 @@ static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 	io->priv.parts = IO_PART_ENGINE;
 	io->priv.buf_ix = -1;
 	io->priv.res = 0;
-	fault_ask(&nv->node, io->dir == NODE_WRITE ? FAULT_WRITE : FAULT_READ,
-		  io->priv.internal, &f);
+	fault_ask(&nv->node, io_what(io), io->priv.internal && !io->priv.sync,
+		  &f);
 	io->priv.fault = (uint8_t)f.how;
 	io->priv.due_ns = now;
 	switch (f.how) {
 	case FAULT_NONE:
 	case FAULT_FLIP:
+	case FAULT_TORN:
 		list_move_tail(&nv->flying, &io->priv.list);
-		nv->eng->start(nv, io);
+		engine_start(nv, io);
 		return;
 	case FAULT_ERROR:
 		io->priv.res = -f.err;
@@ -317,6 +334,7 @@ static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 		io->priv.res = (int)(io_bytes(io) / 2);
 		break;
 	case FAULT_DROP:
+	case FAULT_STALE:
 		io->priv.res = (int)io_bytes(io);
 		break;
 	case FAULT_STALL:
@@ -353,7 +371,7 @@ static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
 	st->inflight++;
 	if (!nv->rate[io->dir].from || st->inflight == 1)
 		nv->rate[io->dir].from = now;
-	io->priv.ident_crc = ident_crc(io);
+	io->priv.ident_crc = ident_crc(nv, io);
 	io_launch(nv, io, now);
 	if (io->dir == NODE_WRITE) {
 		crc_start(nv, io);
@@ -361,10 +379,12 @@ static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
 	}
 }
 
-void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now)
+static void start_own(struct nvme *nv, struct node_io *io, bool sync,
+		      uint64_t now)
 {
 	io->priv.node = &nv->node;
 	io->priv.internal = true;
+	io->priv.sync = sync;
 	io->late = false;
 	list_init(&io->priv.list);
 	nv->nr_own++;
@@ -372,6 +392,16 @@ void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now)
 	io_launch(nv, io, now);
 	if (io->dir == NODE_WRITE)
 		nvme_take_room(nv, io_bytes(io));
+}
+
+void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now)
+{
+	start_own(nv, io, false, now);
+}
+
+void nvme_start_meta(struct nvme *nv, struct node_io *io, uint64_t now)
+{
+	start_own(nv, io, true, now);
 }
 
 static struct node_io *queue_pick(const struct nvme *nv)
@@ -558,7 +588,7 @@ static void stalled_poll(struct nvme *nv, uint64_t now)
 		list_move_tail(&nv->flying, &io->priv.list);
 		io->priv.stage = IO_FLYING;
 		if (io->priv.fault == FAULT_STALL)
-			nv->eng->start(nv, io);
+			engine_start(nv, io);
 		else
 			nvme_engine_done(nv, io, io->priv.res);
 	}

@@ -11,9 +11,10 @@
  * A process that was killed holds it until the kernel has ended its last I/O
  * on it, so whoever has the lock knows that nobody writes any more.
  *
- * What is not ours is not overwritten: a file must have exactly the configured
- * size and either a superblock or nothing but zeroes in its first megabyte; a
- * block device is opened O_EXCL too, which refuses one that is mounted.
+ * What is not ours is not overwritten, unless the operator said so: a file must
+ * have exactly the configured size and either a superblock or nothing but zeroes
+ * in its first megabyte; a block device is opened O_EXCL too, which refuses one
+ * that is mounted. What the store remembers is read here as well: nvme_scan.c.
  *
  * Later, every check_ns, the worker looks whether the file still has a name.
  * I/O goes on without one; only the space is lost when the daemon ends. It also
@@ -27,8 +28,8 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -47,9 +48,8 @@ static unsigned long long mib(uint64_t bytes)
 
 /* ---- on the worker --------------------------------------------------------- */
 
-/* One transfer, all of it or an error; gives O_DIRECT up where it is refused. */
-static int open_rw(struct nvme_open *o, bool wr, void *buf, size_t len,
-		   uint64_t off)
+int nvme_open_rw(struct nvme_open *o, bool wr, void *buf, size_t len,
+		 uint64_t off)
 {
 	size_t done = 0;
 
@@ -120,6 +120,36 @@ static int open_file(struct nvme *nv)
 	return 0;
 }
 
+/* File systems on which space that was reserved is not what is written to. */
+static const struct {
+	unsigned int	magic;
+	const char	*name;
+} overcommitters[] = {
+	{ 0x9123683e, "btrfs" },
+	{ 0x2fc12fc1, "zfs" },
+	{ 0xca451a4e, "bcachefs" },
+	{ 0x3434, "nilfs" },
+	{ 0x794c7630, "overlayfs" },
+	{ 0x6969, "nfs" },
+	{ 0xff534d42, "cifs" },
+	{ 0xfe534d42, "smb2" },
+	{ 0x65735546, "fuse" },
+};
+
+/* Does it write in place? If not, what is reserved still may not be there. */
+static void open_kind(struct nvme *nv)
+{
+	struct nvme_open *o = &nv->open;
+	struct statfs fs;
+
+	o->overcommit = NULL;
+	if (o->block || fstatfs(o->fd, &fs) < 0)
+		return;
+	for (size_t i = 0; i < ARRAY_SIZE(overcommitters); i++)
+		if ((unsigned int)fs.f_type == overcommitters[i].magic)
+			o->overcommit = overcommitters[i].name;
+}
+
 /* What may be taken of the file system before its free floor is reached. */
 static uint64_t open_room(const struct nvme *nv, uint64_t *avail,
 			  uint64_t *total)
@@ -150,8 +180,8 @@ static void open_look(struct nvme *nv)
 {
 	uint64_t avail = 0, total = 0;
 
-	nv->open.room = nv->open.sparse ? open_room(nv, &avail, &total)
-					: UINT64_MAX;
+	nv->open.room = nvme_open_grows(nv) ? open_room(nv, &avail, &total) :
+					      UINT64_MAX;
 }
 
 /* Reserve the space of the file's first @bytes, @missing of which it lacks. */
@@ -217,106 +247,11 @@ static int open_size(struct nvme *nv, uint64_t *bytes, bool *fresh)
 		return open_allocate(nv, *bytes);
 	}
 	if ((uint64_t)st.st_size != *bytes)
-		return errmsg_set(&o->msg, -EINVAL,
-				  "%s has %llu bytes, but %llu are configured: remove it or configure its size",
+		return errmsg_set(&o->msg, -EUCLEAN,
+				  "%s has %llu bytes, but %llu are configured",
 				  nv->opts.path,
 				  (unsigned long long)st.st_size,
 				  (unsigned long long)*bytes);
-	return 0;
-}
-
-static uint32_t super_crc(const struct nvme_super *sb)
-{
-	return kvmm_crc32c(0, sb, offsetof(struct nvme_super, crc));
-}
-
-/* Is what begins with @sb ours? *@ours is false for all zeroes. */
-static int super_check(struct nvme *nv, const struct nvme_super *sb,
-		       uint64_t bytes, bool *ours)
-{
-	struct nvme_open *o = &nv->open;
-	const char *p = (const char *)sb;
-
-	*ours = false;
-	if (memcmp(sb->magic, NVME_MAGIC, sizeof(sb->magic))) {
-		if (!p[0] && !memcmp(p, p + 1, NVME_DATA_OFF - 1))
-			return 0;
-		return errmsg_set(&o->msg, -EINVAL,
-				  "%s holds something that is not a kvmm store: remove it, or wipe its first MiB",
-				  nv->opts.path);
-	}
-	if (sb->version != NVME_VERSION)
-		return errmsg_set(&o->msg, -EINVAL,
-				  "%s is a store of version %u, this is version %u: remove it, or wipe its first MiB",
-				  nv->opts.path, sb->version, NVME_VERSION);
-	if (sb->crc != super_crc(sb))
-		return errmsg_set(&o->msg, -EINVAL,
-				  "%s: the superblock is damaged: remove it, or wipe its first MiB",
-				  nv->opts.path);
-	if (sb->bytes != bytes)
-		return errmsg_set(&o->msg, -EINVAL,
-				  "%s is a store of %llu bytes, but %llu are configured: remove it, or wipe its first MiB",
-				  nv->opts.path, (unsigned long long)sb->bytes,
-				  (unsigned long long)bytes);
-	*ours = true;
-	return 0;
-}
-
-static uint32_t seg_bytes_for(const struct nvme *nv, uint64_t bytes)
-{
-	uint64_t seg = nv->opts.seg_bytes;
-
-	if (!seg) {
-		seg = (bytes - NVME_DATA_OFF) / 64;
-		seg = seg ? UINT64_C(1) << ilog2(seg) : NVME_SEG_MIN;
-		seg = clamp(seg, (uint64_t)NVME_SEG_MIN, (uint64_t)NVME_SEG_MAX);
-	}
-	return (uint32_t)seg;
-}
-
-/* Read, check and renew the superblock; @buf has NVME_DATA_OFF bytes. */
-static int open_super(struct nvme *nv, void *buf, uint64_t bytes, bool fresh)
-{
-	struct nvme_open *o = &nv->open;
-	struct nvme_super *sb = buf;
-	bool ours = false;
-	int err;
-
-	if (bytes < NVME_DATA_OFF + (uint64_t)NVME_SEG_MIN ||
-	    bytes < NVME_DATA_OFF + (uint64_t)nv->opts.seg_bytes)
-		return errmsg_set(&o->msg, -EINVAL,
-				  "%s: %llu bytes are too few for a store",
-				  nv->opts.path, (unsigned long long)bytes);
-	if (!fresh) {
-		err = open_rw(o, false, buf, NVME_DATA_OFF, 0);
-		if (err)
-			return errmsg_set(&o->msg, err, "reading %s: %s",
-					  nv->opts.path, strerror(-err));
-		err = super_check(nv, sb, bytes, &ours);
-		if (err)
-			return err;
-	}
-	if (!ours) {
-		memset(buf, 0, NVME_SUPER_BYTES);
-		memcpy(sb->magic, NVME_MAGIC, sizeof(sb->magic));
-		if (getrandom(sb->uuid, sizeof(sb->uuid), 0) !=
-		    sizeof(sb->uuid))
-			return errmsg_set(&o->msg, -EIO, "no random numbers");
-	}
-	sb->version = NVME_VERSION;
-	sb->seg_bytes = seg_bytes_for(nv, bytes);
-	sb->bytes = bytes;
-	sb->data_off = NVME_DATA_OFF;
-	sb->opens++;
-	sb->crc = super_crc(sb);
-	err = open_rw(o, true, buf, NVME_SUPER_BYTES, 0);
-	if (!err && fdatasync(o->fd) < 0)
-		err = -errno;
-	if (err)
-		return errmsg_set(&o->msg, err, "writing %s: %s",
-				  nv->opts.path, strerror(-err));
-	o->super = *sb;
-	o->nr_segs = (uint32_t)((bytes - NVME_DATA_OFF) / sb->seg_bytes);
 	return 0;
 }
 
@@ -329,8 +264,9 @@ static int open_written(struct nvme *nv)
 {
 	struct nvme_open *o = &nv->open;
 	uint32_t seg_bytes = o->super.seg_bytes;
-	uint64_t end = NVME_DATA_OFF + (uint64_t)o->nr_segs * seg_bytes;
-	uint64_t off = NVME_DATA_OFF;
+	uint64_t from = o->super.data_off;
+	uint64_t end = from + (uint64_t)o->nr_segs * seg_bytes;
+	uint64_t off = from;
 
 	free(o->written);
 	o->written = calloc(BITMAP_WORDS(o->nr_segs), sizeof(*o->written));
@@ -347,8 +283,8 @@ static int open_written(struct nvme *nv)
 		data = lseek(o->fd, hole, SEEK_DATA);
 		if (data < 0 || (uint64_t)data > end)
 			data = (off_t)end;
-		for (uint64_t i = ((uint64_t)hole - NVME_DATA_OFF) / seg_bytes;
-		     i * seg_bytes + NVME_DATA_OFF < (uint64_t)data; i++)
+		for (uint64_t i = ((uint64_t)hole - from) / seg_bytes;
+		     i * seg_bytes + from < (uint64_t)data; i++)
 			bitmap_clear(o->written, i);
 		off = (uint64_t)data;
 	}
@@ -367,12 +303,51 @@ static int open_fill_holes(struct nvme *nv, uint64_t bytes)
 	return has < bytes ? open_reserve(nv, bytes, bytes - has) : 0;
 }
 
+/* Size, superblock and what is remembered; -EUCLEAN: it is not ours, or no more. */
+static int open_store(struct nvme *nv, void *buf)
+{
+	struct nvme_open *o = &nv->open;
+	uint64_t bytes;
+	bool fresh;
+	int err = open_size(nv, &bytes, &fresh);
+
+	if (!err && !fresh && !o->block)
+		err = open_fill_holes(nv, bytes);
+	if (!err)
+		err = nvme_super_open(nv, buf, bytes, fresh);
+	if (!err && nv->node.owner)
+		err = nvme_scan(nv, &nv->found);
+	return err;
+}
+
+/* What is there cannot be used. Begin anew, or say how the operator can. */
+static int open_rebuild(struct nvme *nv, void *buf)
+{
+	struct nvme_open *o = &nv->open;
+	struct errmsg why = o->msg;
+	struct stat st;
+	int err;
+
+	if (!nv->opts.rebuild)
+		return errmsg_set(&o->msg, -EUCLEAN,
+				  "%s: remove it, wipe its first MiB, or let it be rebuilt",
+				  why.text);
+	if (fstat(o->fd, &st) < 0)
+		return -errno;
+	if (!o->block && (uint64_t)st.st_size != nv->opts.bytes &&
+	    ftruncate(o->fd, 0) < 0)
+		return -errno;
+	o->rebuilt = true;
+	err = open_store(nv, buf);
+	if (!err)
+		o->msg = why;
+	return err;
+}
+
 static int open_all(struct nvme *nv)
 {
 	struct nvme_open *o = &nv->open;
 	void *buf = NULL;
-	uint64_t bytes;
-	bool fresh;
 	int err = 0;
 
 	if (o->fd < 0)
@@ -381,14 +356,13 @@ static int open_all(struct nvme *nv)
 		return err;
 	if (flock(o->fd, LOCK_EX | LOCK_NB) < 0)
 		return errno == EINTR ? -EWOULDBLOCK : -errno;
-	if (posix_memalign(&buf, NODE_ALIGN, NVME_DATA_OFF))
+	open_kind(nv);
+	if (posix_memalign(&buf, NODE_ALIGN, NVME_HEAD_BYTES))
 		return errmsg_set(&o->msg, -ENOMEM, "no memory");
-	memset(buf, 0, NVME_DATA_OFF);
-	err = open_size(nv, &bytes, &fresh);
-	if (!err)
-		err = open_super(nv, buf, bytes, fresh);
-	if (!err && !fresh && !nv->open.block)
-		err = open_fill_holes(nv, bytes);
+	memset(buf, 0, NVME_HEAD_BYTES);
+	err = open_store(nv, buf);
+	if (err == -EUCLEAN)
+		err = open_rebuild(nv, buf);
 	if (!err)
 		err = open_written(nv);
 	if (!err)
@@ -427,10 +401,14 @@ static void watch_work(struct work *w)
 
 /* ---- on the loop ----------------------------------------------------------- */
 
-static void open_failed(struct nvme *nv, const char *why)
+static void open_failed(struct nvme *nv, int err, const char *why)
 {
+	const struct node_owner *o = nv->node.owner;
+
 	node_set_state(&nv->node, NODE_FAILED, "%s", why);
 	nv->open.next_ns = DEADLINE_NONE;
+	if (o && o->recovered)
+		o->recovered(&nv->node, err, o->arg);
 }
 
 static void open_waits(struct nvme *nv, uint64_t now)
@@ -443,11 +421,11 @@ static void open_waits(struct nvme *nv, uint64_t now)
 		return;
 	}
 	close_fd(&nv->open.fd);
-	node_set_state(&nv->node, NODE_FAILED,
-		       "%s: another process has had it locked for %llu s",
-		       nv->opts.path, (unsigned long long)
-		       (nv->opts.lock_wait_ns / NSEC_PER_SEC));
-	nv->open.next_ns = DEADLINE_NONE;
+	errmsg_set(&nv->open.msg, -EWOULDBLOCK,
+		   "%s: another process has had it locked for %llu s",
+		   nv->opts.path, (unsigned long long)
+		   (nv->opts.lock_wait_ns / NSEC_PER_SEC));
+	open_failed(nv, -EWOULDBLOCK, nv->open.msg.text);
 }
 
 static void open_work_done(struct work *w)
@@ -466,25 +444,30 @@ static void open_work_done(struct work *w)
 		return;
 	}
 	if (o->err) {
-		open_failed(nv, o->msg.text);
+		open_failed(nv, o->err, o->msg.text);
 		return;
 	}
 	nv->fd = o->fd;
+	nv->uuid_crc = kvmm_crc32c(0, sb->uuid, sizeof(sb->uuid));
 	err = nv->eng->set_file(nv);
 	if (!err)
 		err = slots_init(&nv->slots, sb->data_off, sb->seg_bytes,
 				 o->nr_segs, o->written,
-				 sb->opens << NVME_SEQ_SHIFT);
+				 max(sb->opens << NVME_SEQ_SHIFT,
+				     nv->found ? nv->found->next_seq : 0));
 	if (err) {
-		open_failed(nv, strerror(-err));
+		open_failed(nv, err, strerror(-err));
 		return;
 	}
 	nv->node.capacity = (uint64_t)o->nr_segs * sb->seg_bytes;
 	nv->node.max_len = sb->seg_bytes;
 	nv->room = o->room;
 	o->next_ns = now + nv->opts.check_ns;
-	node_set_state(&nv->node, NODE_ONLINE,
-		       "started empty: there is no journal yet");
+	if (nv->found)
+		nvme_recover_start(nv);
+	else
+		node_set_state(&nv->node, NODE_ONLINE,
+			       "empty: nobody asked to find anything again");
 }
 
 static void watch_work_done(struct work *w)
@@ -519,7 +502,7 @@ void nvme_open_start(struct nvme *nv)
 	nv->open.next_ns = 0;
 	nv->open.lock_until = deadline_in(nv->opts.lock_wait_ns);
 	node_set_state(&nv->node, NODE_STARTING, "opening %s", nv->opts.path);
-	nvme_open_poll(nv, now_ns());
+	/* not begun before the first poll: until then there may be an owner */
 }
 
 void nvme_open_poll(struct nvme *nv, uint64_t now)
@@ -553,4 +536,6 @@ void nvme_open_fini(struct nvme *nv)
 	nv->fd = -1;
 	free(nv->open.written);
 	nv->open.written = NULL;
+	nvme_found_free(nv->found);
+	nv->found = NULL;
 }

@@ -6,6 +6,7 @@
  * device that stalls would take them all, and with them every checksum.
  */
 #include <errno.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "daemon/node/nvme.h"
@@ -28,16 +29,18 @@ static void rw_work(struct work *w)
 {
 	struct node_io *io = container_of(w, struct node_io, priv.io_work);
 	int fd = to_nvme(io->priv.node)->fd;
-	uint32_t len = io_bytes(io);
+	uint32_t len = nvme_move_bytes(io);
 	uint32_t done = 0;
 	int err = 0;
 
 	while (done < len) {
 		char *p = (char *)io->addr + done;
 		off_t off = (off_t)(io->slot.off + done);
-		ssize_t n = io->dir == NODE_WRITE ?
-			    pwrite(fd, p, len - done, off) :
-			    pread(fd, p, len - done, off);
+		struct iovec iov = { .iov_base = p, .iov_len = len - done };
+		ssize_t n = io->dir == NODE_READ ?
+			    pread(fd, p, len - done, off) :
+			    pwritev2(fd, &iov, 1, off,
+				     io->priv.sync ? RWF_DSYNC : 0);
 
 		if (n > 0) {
 			done += (uint32_t)n;

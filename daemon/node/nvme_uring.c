@@ -296,7 +296,7 @@ static void uring_start(struct nvme *nv, struct node_io *io)
 	struct uring *u = nv->eng_data;
 	struct io_uring_sqe *sqe = get_sqe(u);
 	int fd = u->fixed_file ? 0 : nv->fd;
-	unsigned int len = io_bytes(io);
+	unsigned int len = nvme_move_bytes(io);
 
 	if (!sqe) {
 		nvme_end_soon(nv, io, -EAGAIN);
@@ -313,6 +313,8 @@ static void uring_start(struct nvme *nv, struct node_io *io)
 	else
 		io_uring_prep_read_fixed(sqe, fd, io->addr, len, io->slot.off,
 					 io->priv.buf_ix);
+	if (io->priv.sync)
+		sqe->rw_flags = RWF_DSYNC;
 	if (u->fixed_file)
 		sqe->flags |= IOSQE_FIXED_FILE;
 	io_uring_sqe_set_data(sqe, io);

@@ -83,7 +83,7 @@ static inline void rig_init(struct rig *r)
 	assert_ptr_not_equal(r->mem, MAP_FAILED);
 	r->o.name = "nvme0";
 	r->o.path = r->path;
-	r->o.bytes = 33 * MIB;
+	r->o.bytes = 38 * MIB;		/* 32 MiB of them are slots */
 	r->o.seg_bytes = MIB;
 	r->o.engine = test_engine;
 	r->o.sqpoll = test_sqpoll;

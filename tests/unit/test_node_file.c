@@ -10,6 +10,11 @@
 #include "daemon/node/nvme_format.h"
 #include "tests/lib/node.h"
 
+static uint64_t data_off(const struct rig *r)
+{
+	return to_nvme(r->n)->open.super.data_off;
+}
+
 static void new_file_is_private_and_preallocated(void **state)
 {
 	char line[400];
@@ -26,7 +31,7 @@ static void new_file_is_private_and_preallocated(void **state)
 	assert_int_equal(st.st_mode & 0777, 0600);
 	assert_int_equal(r.n->capacity, 32 * MIB);
 	assert_int_equal(r.n->max_len, MIB);
-	assert_non_null(strstr(r.n->why, "journal"));
+	assert_non_null(strstr(r.n->why, "empty"));
 	node_status(r.n, line, sizeof(line));
 	assert_non_null(strstr(line, test_engine == NVME_ENGINE_URING ?
 				     "io_uring" : "threads"));
@@ -42,7 +47,7 @@ static void segments_are_zero_written_in_the_background(void **state)
 	rig_open(&r);
 	rig_until(&r, r.n->stats.zeroed_bytes == r.n->capacity);
 	fd = open(r.path, O_RDONLY | O_CLOEXEC);
-	assert_int_equal(lseek(fd, NVME_DATA_OFF, SEEK_HOLE),
+	assert_int_equal(lseek(fd, (off_t)data_off(&r), SEEK_HOLE),
 			 (off_t)r.o.bytes);
 	close(fd);
 	rig_close(&r);
@@ -122,7 +127,8 @@ static void what_is_not_ours_is_refused_and_left_alone(void **state)
 	assert_open_fails(&r, "version");
 	version = NVME_VERSION;
 	scribble(&r, offsetof(struct nvme_super, version), &version, 4);
-	scribble(&r, offsetof(struct nvme_super, uuid), "x", 1);
+	scribble(&r, offsetof(struct nvme_super, uuid), "xyz", 3);
+	scribble(&r, NVME_SUPER2_OFF + 16, "xyz", 3);
 	assert_open_fails(&r, "damaged");
 	assert_int_equal(stat(r.path, &st), 0);
 
@@ -183,15 +189,16 @@ static void holes_are_filled_or_the_floor_is_kept(void **state)
 {
 	struct stat st;
 	struct rig r;
+	uint64_t off;
 	int fd;
 
 	rig_init(&r);
 	rig_open(&r);
+	off = data_off(&r);
 	rig_close(&r);
 	fd = open(r.path, O_RDWR | O_CLOEXEC);
 	assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE |
-				   FALLOC_FL_KEEP_SIZE, NVME_DATA_OFF,
-				   16 * MIB), 0);
+				   FALLOC_FL_KEEP_SIZE, (off_t)off, 16 * MIB), 0);
 	assert_int_equal(fstat(fd, &st), 0);
 	assert_true((uint64_t)st.st_blocks * 512 < r.o.bytes);
 	r.o.free_floor_pct = 100;
@@ -406,7 +413,7 @@ static void file_cut_short_while_serving_is_a_miss(void **state)
 	r.o.zero_bytes_s = 1;
 	rig_open(&r);
 	assert_int_equal(op_write(&r, &slot, r.mem, 65536, "p", &crc), 0);
-	assert_int_equal(truncate(r.path, NVME_DATA_OFF), 0);
+	assert_int_equal(truncate(r.path, (off_t)data_off(&r)), 0);
 	assert_int_equal(op_read(&r, &slot, r.mem, 65536, "p", crc), -EIO);
 	assert_int_equal(r.n->stats.dir[NODE_READ].nr_short, 1);
 	rig_fini(&r);

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Start-up, on the loop: what nvme_scan.c found is handed to the owner.
+ *
+ * First the labels, then the records, oldest first, a slice each so that the
+ * loop has time for others. A slot is in use before its record is handed over,
+ * and free again, its record removed, when the owner does not take it. Nobody
+ * can allocate before the end: until then the node is NODE_STARTING, so the
+ * account is right before the first write.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/node/nvme.h"
+
+#define SLICE		256u
+#define SLICE_NS	(2 * NSEC_PER_MSEC)
+
+/* Quarantine, in two passes: a segment is retired when nothing in it is used. */
+static void recover_bad(struct nvme *nv)
+{
+	struct nvme_found *f = nv->found;
+	uint32_t nr = 0;
+
+	for (uint32_t i = 0; i < f->nr_bad; i++) {
+		struct node_slot slot = { .off = f->bad[i].off };
+
+		if (!slots_restore(&nv->slots, &slot, f->bad[i].ent.arg))
+			f->bad[nr++] = f->bad[i];
+	}
+	for (uint32_t i = 0; i < nr; i++) {
+		struct node_slot slot = { .off = f->bad[i].off };
+
+		slots_mark_bad(&nv->slots, &slot);
+		slots_free(&nv->slots, &slot);
+	}
+}
+
+void nvme_recover_start(struct nvme *nv)
+{
+	struct nvme_found *f = nv->found;
+
+	nv->ckpt.number = f->end.number;
+	nv->ckpt.area = f->area;
+	nvme_journal_init(nv, f->journal_end, f->end.journal_seq);
+	nv->labels = f->labels;
+	memset(&f->labels, 0, sizeof(f->labels));
+	nv->node.stats.recover_bytes = f->bytes;
+	nv->node.stats.recover_dropped = f->dropped + f->bad_blocks;
+	node_set_state(&nv->node, NODE_STARTING, "%s: %u records are read",
+		       nv->opts.path, f->nr_order);
+}
+
+/* One more label; they are gone through by number, since some go. */
+static bool recover_label(struct nvme *nv)
+{
+	const struct node_owner *o = nv->node.owner;
+	struct nvme_labels *ls = &nv->labels;
+
+	for (uint32_t i = 0; i < ls->nr; i++) {
+		const struct nvme_label *l = &ls->v[i];
+
+		if (l->id < nv->found->next_label)
+			continue;
+		nv->found->next_label = l->id + 1;
+		if (o->label && o->label(&nv->node, l->id, l->bytes, l->len,
+					 o->arg))
+			nvme_label_del(&nv->node, l->id);
+		return true;
+	}
+	return false;
+}
+
+static void recover_record(const struct nvme_ent_add *e,
+			   struct node_record *rec)
+{
+	rec->slot.off = e->off;
+	rec->slot.seq = e->seq;
+	rec->len = e->len;
+	rec->crc = e->crc;
+	memcpy(rec->meta, e->meta, sizeof(rec->meta));
+}
+
+/* The next records; false: there are none left. */
+static bool recover_slice(struct nvme *nv)
+{
+	struct nvme_found *f = nv->found;
+	const struct node_owner *o = nv->node.owner;
+	struct node_record rec[SLICE];
+	bool taken[SLICE] = { false };
+	unsigned int nr = 0;
+
+	while (nr < SLICE && f->next < f->nr_order) {
+		const struct nvme_ent_add *e = &f->rec[f->order[f->next++]];
+
+		recover_record(e, &rec[nr]);
+		if (nv->slots.nr_used >= nv->open.super.records ||
+		    slots_restore(&nv->slots, &rec[nr].slot, e->ent.arg))
+			nv->node.stats.recover_dropped++;
+		else
+			nr++;
+	}
+	nv->node.used = nv->slots.used_bytes;
+	if (nr && o->records)
+		o->records(&nv->node, rec, nr, taken, o->arg);
+	for (unsigned int i = 0; i < nr; i++) {
+		if (taken[i])
+			f->taken++;
+		else
+			node_slot_free(&nv->node, &rec[i].slot);
+	}
+	return f->next < f->nr_order;
+}
+
+static void recover_end(struct nvme *nv)
+{
+	struct nvme_found *f = nv->found;
+	struct node_stats *st = &nv->node.stats;
+	const struct node_owner *o = nv->node.owner;
+
+	recover_bad(nv);
+	nv->node.used = nv->slots.used_bytes;
+	st->recovered = f->taken;
+	st->recover_ns = now_ns() - f->start_ns;
+	nv->found = NULL;
+	if (o->recovered)
+		o->recovered(&nv->node, f->nr_order ? 0 : -ENOENT, o->arg);
+	if (f->nr_order)
+		node_set_state(&nv->node, NODE_ONLINE,
+			       "%u pages were found again, %llu had to be dropped, %llu ms",
+			       f->taken, (unsigned long long)
+			       (f->nr_order - f->taken + st->recover_dropped),
+			       (unsigned long long)
+			       (st->recover_ns / NSEC_PER_MSEC));
+	else
+		node_set_state(&nv->node, NODE_ONLINE, nv->open.rebuilt ?
+			       "emptied: %s" : "empty%s", nv->open.rebuilt ?
+			       nv->open.msg.text : "");
+	nvme_found_free(f);
+}
+
+/* True: there is more to do at once. */
+bool nvme_recover_poll(struct nvme *nv)
+{
+	uint64_t end = now_ns() + SLICE_NS;
+
+	if (!nv->found || nv->node.state == NODE_OFFLINE)
+		return false;
+	do {
+		if (recover_label(nv) || recover_slice(nv))
+			continue;
+		recover_end(nv);
+		return false;
+	} while (now_ns() < end);
+	return true;
+}

@@ -1,0 +1,574 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Start-up, on a worker: what does the medium remember?
+ *
+ * The newest checkpoint, then the journal from where the checkpoint says, block
+ * by block until one is not the next. Which one is the next is decided by its
+ * number, the store's uuid, its checksum and by who wrote it: openings never
+ * decrease along the ring. That last one matters. A torn group leaves whole
+ * blocks behind a hole; the next daemon writes on at the hole, and what is
+ * behind its own last block would fit on exactly, were it not older.
+ *
+ * A checkpoint with damaged blocks gives way to the one before it, if the
+ * journal from there is still whole; otherwise what is in the good blocks is
+ * kept. Nothing that is read is believed: a record must lie on a slot, a
+ * segment has slots of one size only (the newest decides), and so on; what
+ * does not fit is dropped and counted.
+ *
+ * Records are kept once for each place in the store. (off, seq) decides: a
+ * newer one replaces an older one, and a removal removes what is not newer.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/node/nvme.h"
+
+#define READ_BYTES	(4u << 20)
+
+/**
+ * struct scan - one reading of a store
+ * @buf:	READ_BYTES
+ * @bytes:	read so far
+ * @gap:	the journal's first block is missing because the ring was
+ *		written over: the checkpoint is older than what is needed
+ */
+struct scan {
+	struct nvme		*nv;
+	const struct nvme_super	*sb;
+	struct nvme_found	*f;
+	char			*buf;
+	uint64_t		bytes;
+	bool			gap;
+};
+
+/* ---- the table of records ---------------------------------------------------- */
+
+static uint32_t hash_of(const struct nvme_found *f, uint64_t off)
+{
+	return (uint32_t)((off / NODE_ALIGN * UINT64_C(0x9e3779b97f4a7c15)) >>
+			  32) & f->hash_mask;
+}
+
+/* Where the record of @off is in the hash, or would be. */
+static uint32_t *hash_place(const struct nvme_found *f, uint64_t off)
+{
+	uint32_t i = hash_of(f, off);
+
+	while (f->hash[i] && f->rec[f->hash[i] - 1].off != off)
+		i = (i + 1) & f->hash_mask;
+	return &f->hash[i];
+}
+
+/* Have room for @max records, a power of two. */
+static int found_grow(struct nvme_found *f, uint32_t max)
+{
+	struct nvme_ent_add *rec;
+	uint32_t *hash;
+
+	rec = realloc(f->rec, (size_t)max * sizeof(*rec));
+	if (!rec)
+		return -ENOMEM;
+	f->rec = rec;
+	hash = calloc(2 * (size_t)max, sizeof(*hash));
+	if (!hash)
+		return -ENOMEM;
+	free(f->hash);
+	f->hash = hash;
+	f->hash_mask = 2 * max - 1;
+	f->max = max;
+	for (uint32_t i = 0; i < f->nr; i++)
+		*hash_place(f, rec[i].off) = i + 1;
+	return 0;
+}
+
+static bool off_good(const struct nvme_super *sb, uint64_t off)
+{
+	return off >= sb->data_off && off < sb->bytes && !(off % NODE_ALIGN);
+}
+
+static int found_add(struct scan *sc, const struct nvme_ent_add *e)
+{
+	struct nvme_found *f = sc->f;
+	uint32_t *place;
+	int err;
+
+	f->next_seq = max(f->next_seq, e->seq + 1);
+	if (!off_good(sc->sb, e->off) || e->seq == UINT64_MAX) {
+		f->dropped++;
+		return 0;
+	}
+	if (f->nr == f->max) {
+		err = found_grow(f, 2 * f->max);
+		if (err)
+			return err;
+	}
+	place = hash_place(f, e->off);
+	if (!*place) {
+		*place = ++f->nr;
+	} else {
+		const struct nvme_ent_add *old = &f->rec[*place - 1];
+
+		if (old->ent.type == NVME_ENT_ADD && old->seq > e->seq)
+			return 0;
+	}
+	f->rec[*place - 1] = *e;
+	return 0;
+}
+
+static void found_del(struct scan *sc, const struct nvme_ent_slot *e)
+{
+	struct nvme_found *f = sc->f;
+	uint32_t *place = hash_place(f, e->off);
+
+	f->next_seq = max(f->next_seq, e->seq + 1);
+	if (*place && f->rec[*place - 1].seq <= e->seq)
+		f->rec[*place - 1].ent.type = NVME_ENT_NONE;
+}
+
+/* ---- labels and quarantine --------------------------------------------------- */
+
+static int found_label(struct scan *sc, const struct nvme_ent_label *e)
+{
+	struct nvme_labels *ls = &sc->f->labels;
+	struct nvme_label *l = nvme_label_find(ls, e->ent.arg);
+	uint32_t n = e->ent.bytes - (uint32_t)sizeof(*e);
+	int err;
+
+	if (!e->total || e->total > NODE_LABEL_MAX || e->at >= e->total ||
+	    n < min(e->total - e->at, NVME_LABEL_PART) ||
+	    e->ent.arg == UINT32_MAX)
+		return 0;
+	n = min(n, e->total - e->at);
+	if (l && !e->at && l->have < l->len) {
+		/* the same once more, with its first half torn off */
+		nvme_label_drop(ls, e->ent.arg);
+		l = NULL;
+	}
+	if (!l) {
+		if (e->at)
+			return 0;
+		err = nvme_label_room(ls, e->ent.arg, e->total, &l);
+		if (err)
+			return err == -ENOSPC ? 0 : err;
+	}
+	if (l->len != e->total || l->have != e->at)
+		return 0;	/* there already: the checkpoint had it, too */
+	memcpy(l->bytes + e->at, e + 1, n);
+	l->have += n;
+	return 0;
+}
+
+static int found_bad(struct scan *sc, const struct nvme_ent_slot *e)
+{
+	struct nvme_found *f = sc->f;
+
+	if (!off_good(sc->sb, e->off))
+		return 0;
+	if (f->nr_bad == f->max_bad) {
+		uint32_t max = f->max_bad ? 2 * f->max_bad : 64;
+		struct nvme_ent_slot *bad = realloc(f->bad,
+						    max * sizeof(*bad));
+
+		if (!bad)
+			return -ENOMEM;
+		f->bad = bad;
+		f->max_bad = max;
+	}
+	f->bad[f->nr_bad++] = *e;
+	return 0;
+}
+
+static void found_zeroed(struct scan *sc, uint64_t seg)
+{
+	struct nvme_found *f = sc->f;
+	uint64_t from = sc->sb->data_off + seg * sc->sb->seg_bytes;
+	uint32_t nr = 0;
+
+	for (uint32_t i = 0; i < f->nr_bad; i++)
+		if (f->bad[i].off < from ||
+		    f->bad[i].off >= from + sc->sb->seg_bytes)
+			f->bad[nr++] = f->bad[i];
+	f->nr_bad = nr;
+}
+
+static int scan_block(struct scan *sc, const struct nvme_block *b)
+{
+	const struct nvme_ent *e = NULL;
+	int err = 0;
+
+	while (!err && (e = nvme_block_next(b, e))) {
+		switch (e->type) {
+		case NVME_ENT_ADD:
+			err = found_add(sc, (const void *)e);
+			break;
+		case NVME_ENT_DEL:
+			found_del(sc, (const void *)e);
+			break;
+		case NVME_ENT_LABEL:
+			err = found_label(sc, (const void *)e);
+			break;
+		case NVME_ENT_LABEL_DEL:
+			nvme_label_drop(&sc->f->labels, e->arg);
+			break;
+		case NVME_ENT_BAD:
+			err = found_bad(sc, (const void *)e);
+			break;
+		case NVME_ENT_ZEROED:
+			found_zeroed(sc, e->arg);
+			break;
+		default:
+			break;
+		}
+	}
+	return err;
+}
+
+/* ---- reading ----------------------------------------------------------------- */
+
+/* Read @nr blocks to sc->buf; what cannot be read is zero, and so not good. */
+static void read_blocks(struct scan *sc, uint64_t off, uint64_t nr)
+{
+	size_t len = (size_t)nr * NVME_BLOCK;
+
+	sc->bytes += len;
+	if (!nvme_open_rw(&sc->nv->open, false, sc->buf, len, off))
+		return;
+	for (uint64_t i = 0; i < nr; i++) {
+		char *p = sc->buf + i * NVME_BLOCK;
+
+		if (nvme_open_rw(&sc->nv->open, false, p, NVME_BLOCK,
+				 off + i * NVME_BLOCK))
+			memset(p, 0, NVME_BLOCK);
+	}
+}
+
+static const struct nvme_block *buf_block(const struct scan *sc, uint64_t ix)
+{
+	return (const void *)(sc->buf + ix * NVME_BLOCK);
+}
+
+/* The last block of the checkpoint in an area; false: there is none. */
+static bool read_end(struct scan *sc, int area, struct nvme_ent_end *end)
+{
+	const struct nvme_super *sb = sc->sb;
+	const struct nvme_ent *e;
+
+	read_blocks(sc, sb->ckpt_off + (uint64_t)area * sb->ckpt_bytes, 1);
+	if (!nvme_block_good(buf_block(sc, 0), NVME_KIND_END, sb->uuid))
+		return false;
+	e = nvme_block_next(buf_block(sc, 0), NULL);
+	if (!e || e->type != NVME_ENT_END)
+		return false;
+	memcpy(end, e, sizeof(*end));
+	return end->nr_blocks < sb->ckpt_bytes / NVME_BLOCK &&
+	       end->journal_seq && end->journal_seq < UINT64_MAX / 2;
+}
+
+static int read_ckpt(struct scan *sc)
+{
+	const struct nvme_super *sb = sc->sb;
+	struct nvme_found *f = sc->f;
+	uint64_t off = sb->ckpt_off + (uint64_t)f->area * sb->ckpt_bytes;
+	uint64_t at = 1;
+
+	while (at <= f->end.nr_blocks) {
+		uint64_t n = min(f->end.nr_blocks - at + 1,
+				 (uint64_t)READ_BYTES / NVME_BLOCK);
+
+		read_blocks(sc, off + at * NVME_BLOCK, n);
+		for (uint64_t i = 0; i < n; i++, at++) {
+			const struct nvme_block *b = buf_block(sc, i);
+			int err;
+
+			if (!nvme_block_good(b, NVME_KIND_CKPT, sb->uuid) ||
+			    b->seq != at || b->epoch != f->end.number) {
+				f->bad_blocks++;
+				continue;
+			}
+			err = scan_block(sc, b);
+			if (err)
+				return err;
+		}
+	}
+	return 0;
+}
+
+static int read_journal(struct scan *sc)
+{
+	const struct nvme_super *sb = sc->sb;
+	struct nvme_found *f = sc->f;
+	uint64_t ring = sb->journal_bytes / NVME_BLOCK;
+	uint64_t seq = f->end.journal_seq;
+	uint64_t stop = seq + ring;
+
+	f->max_opens = max(f->max_opens, f->end.opens);
+	while (seq < stop) {
+		uint64_t n = min(stop - seq, ring - seq % ring);
+
+		/* not far beyond the end, which mostly comes soon */
+		n = min(n, seq == f->end.journal_seq ?
+			(uint64_t)NVME_GROUP_BLOCKS * 4 :
+			(uint64_t)READ_BYTES / NVME_BLOCK);
+		read_blocks(sc, sb->journal_off + seq % ring * NVME_BLOCK, n);
+		for (uint64_t i = 0; i < n; i++, seq++) {
+			const struct nvme_block *b = buf_block(sc, i);
+			bool good = nvme_block_good(b, NVME_KIND_JOURNAL,
+						    sb->uuid);
+			int err;
+
+			if (!good || b->seq != seq || b->epoch < f->max_opens) {
+				sc->gap = good && b->seq > seq;
+				goto out;
+			}
+			f->max_opens = b->epoch;
+			err = scan_block(sc, b);
+			if (err)
+				return err;
+		}
+	}
+out:
+	f->journal_end = seq;
+	return 0;
+}
+
+/* ---- what can be true --------------------------------------------------------- */
+
+/**
+ * struct seg_view - what the records say of a segment
+ * @seq:	of the newest
+ * @slot_bytes:	and its size, which goes for all
+ */
+struct seg_view {
+	uint64_t	seq;
+	uint32_t	slot_bytes;
+};
+
+static bool slot_good(const struct scan *sc, uint64_t off, uint32_t slot_bytes)
+{
+	const struct nvme_super *sb = sc->sb;
+	uint64_t seg = (off - sb->data_off) / sb->seg_bytes;
+	uint64_t at = (off - sb->data_off) % sb->seg_bytes;
+
+	return slot_bytes && !(slot_bytes % NODE_ALIGN) &&
+	       slot_bytes <= sb->seg_bytes && seg < sc->nv->open.nr_segs &&
+	       !(at % slot_bytes) && at + slot_bytes <= sb->seg_bytes;
+}
+
+static void seg_see(struct seg_view *v, uint64_t seq, uint32_t slot_bytes)
+{
+	if (v->slot_bytes && v->seq > seq)
+		return;
+	v->seq = seq;
+	v->slot_bytes = slot_bytes;
+}
+
+static struct seg_view *seg_of(const struct scan *sc, struct seg_view *v,
+			       uint64_t off)
+{
+	return &v[(off - sc->sb->data_off) / sc->sb->seg_bytes];
+}
+
+/* Drop what does not fit; the rest is consistent. */
+static void weed(struct scan *sc, struct seg_view *v)
+{
+	struct nvme_found *f = sc->f;
+	uint32_t nr = 0;
+
+	for (uint32_t i = 0; i < f->nr; i++) {
+		struct nvme_ent_add *e = &f->rec[i];
+
+		if (e->ent.type != NVME_ENT_ADD)
+			continue;
+		if (!slot_good(sc, e->off, e->ent.arg) || !e->len ||
+		    e->len > e->ent.arg) {
+			e->ent.type = NVME_ENT_NONE;
+			f->dropped++;
+			continue;
+		}
+		seg_see(seg_of(sc, v, e->off), e->seq, e->ent.arg);
+	}
+	for (uint32_t i = 0; i < f->nr_bad; i++)
+		if (slot_good(sc, f->bad[i].off, f->bad[i].ent.arg))
+			f->bad[nr++] = f->bad[i];
+	f->nr_bad = nr;
+	for (uint32_t i = 0; i < f->nr_bad; i++) {
+		const struct nvme_ent_slot *b = &f->bad[i];
+
+		/* went to quarantine after it was removed */
+		found_del(sc, b);
+		seg_see(seg_of(sc, v, b->off), b->seq, b->ent.arg);
+	}
+
+	for (uint32_t i = 0; i < f->nr; i++) {
+		struct nvme_ent_add *e = &f->rec[i];
+
+		if (e->ent.type == NVME_ENT_ADD &&
+		    seg_of(sc, v, e->off)->slot_bytes != e->ent.arg) {
+			e->ent.type = NVME_ENT_NONE;
+			f->dropped++;
+		}
+	}
+}
+
+/* A pass of a radix sort by 16 bits of the sequence numbers at @shift. */
+static void sort_pass(const struct nvme_found *f, const uint32_t *from,
+		      uint32_t *to, uint32_t *count, unsigned int shift)
+{
+	uint32_t sum = 0;
+
+	memset(count, 0, 65536 * sizeof(*count));
+	for (uint32_t i = 0; i < f->nr_order; i++)
+		count[f->rec[from[i]].seq >> shift & 0xffff]++;
+	for (uint32_t b = 0; b < 65536; b++) {
+		uint32_t n = count[b];
+
+		count[b] = sum;
+		sum += n;
+	}
+	for (uint32_t i = 0; i < f->nr_order; i++)
+		to[count[f->rec[from[i]].seq >> shift & 0xffff]++] = from[i];
+}
+
+static int sort_records(struct nvme_found *f)
+{
+	uint32_t *tmp = malloc(max(f->nr, 1u) * sizeof(*tmp));
+	uint32_t *count = malloc(65536 * sizeof(*count));
+	uint64_t any = 0, all = UINT64_MAX;
+
+	f->order = malloc(max(f->nr, 1u) * sizeof(*f->order));
+	if (!tmp || !count || !f->order) {
+		free(tmp);
+		free(count);
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < f->nr; i++) {
+		if (f->rec[i].ent.type != NVME_ENT_ADD)
+			continue;
+		f->order[f->nr_order++] = i;
+		any |= f->rec[i].seq;
+		all &= f->rec[i].seq;
+	}
+	for (unsigned int shift = 0; shift < 64; shift += 16) {
+		uint32_t *was = f->order;
+
+		/* digits that are the same everywhere sort nothing */
+		if (!((any ^ all) >> shift & 0xffff) || !f->nr_order)
+			continue;
+		sort_pass(f, was, tmp, count, shift);
+		f->order = tmp;
+		tmp = was;
+	}
+	free(tmp);
+	free(count);
+	return 0;
+}
+
+static int scan_finish(struct scan *sc)
+{
+	struct seg_view *v = calloc(max(sc->nv->open.nr_segs, 1u), sizeof(*v));
+	struct nvme_labels *ls = &sc->f->labels;
+
+	if (!v)
+		return -ENOMEM;
+	weed(sc, v);
+	free(v);
+	for (uint32_t i = ls->nr; i-- > 0;)
+		if (ls->v[i].have < ls->v[i].len)
+			nvme_label_drop(ls, ls->v[i].id);
+	ls->next = max(ls->next, sc->f->end.next_label);
+	sc->f->next_seq = max(sc->f->next_seq, sc->f->end.next_seq);
+	return sort_records(sc->f);
+}
+
+/* ---- all of it ----------------------------------------------------------------- */
+
+void nvme_found_free(struct nvme_found *f)
+{
+	if (!f)
+		return;
+	nvme_labels_fini(&f->labels);
+	free(f->rec);
+	free(f->hash);
+	free(f->order);
+	free(f->bad);
+	free(f);
+}
+
+/* Everything from the checkpoint @end in @area on. */
+static int scan_from(struct scan *sc, int area, const struct nvme_ent_end *end)
+{
+	uint64_t want = end->nr_records + min(end->nr_records / 8,
+					      (uint64_t)1 << 20);
+	int err;
+
+	want = clamp(want, (uint64_t)1024, sc->sb->records + 1024);
+	nvme_found_free(sc->f);
+	sc->gap = false;
+	sc->f = calloc(1, sizeof(*sc->f));
+	if (!sc->f)
+		return -ENOMEM;
+	sc->f->area = area;
+	sc->f->end = *end;
+	err = found_grow(sc->f, (uint32_t)roundup_pow2(want));
+	if (!err)
+		err = read_ckpt(sc);
+	if (!err)
+		err = read_journal(sc);
+	return err;
+}
+
+static int no_ckpt(struct nvme *nv, const char *what)
+{
+	return errmsg_set(&nv->open.msg, -EUCLEAN,
+			  "%s: %s: what was in the store is lost", nv->opts.path,
+			  what);
+}
+
+/* Choose a checkpoint; see the top. */
+static int scan_choose(struct scan *sc)
+{
+	struct nvme *nv = sc->nv;
+	struct nvme_ent_end end[2];
+	bool have[2];
+	int first, err;
+
+	have[0] = read_end(sc, 0, &end[0]);
+	have[1] = read_end(sc, 1, &end[1]);
+	if (!have[0] && !have[1])
+		return no_ckpt(nv, "both checkpoints are damaged");
+	first = !have[0] || (have[1] && end[1].number > end[0].number);
+	err = scan_from(sc, first, &end[first]);
+	if (!err && sc->f->bad_blocks && have[!first]) {
+		err = scan_from(sc, !first, &end[!first]);
+		if (!err && (sc->gap || sc->f->bad_blocks))
+			err = scan_from(sc, first, &end[first]);
+	}
+	if (!err && sc->gap)
+		err = no_ckpt(nv, "the newest checkpoint is damaged");
+	if (!err && have[!first])
+		sc->f->end.number = max(end[0].number, end[1].number);
+	return err;
+}
+
+int nvme_scan(struct nvme *nv, struct nvme_found **ret)
+{
+	struct scan sc = { .nv = nv, .sb = &nv->open.super };
+	uint64_t start_ns = now_ns();
+	int err;
+
+	if (posix_memalign((void **)&sc.buf, NVME_BLOCK, READ_BYTES))
+		return -ENOMEM;
+	err = scan_choose(&sc);
+	free(sc.buf);
+	if (!err)
+		err = scan_finish(&sc);
+	if (err) {
+		nvme_found_free(sc.f);
+		return err;
+	}
+	sc.f->bytes = sc.bytes;
+	sc.f->start_ns = start_ns;
+	*ret = sc.f;
+	return 0;
+}

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The superblock: where everything is, and whether it is ours; making a store.
+ *
+ * There are two copies, the second one written first. Whichever is whole and
+ * says the highest number of openings counts, so a torn write leaves one.
+ *
+ * A store is made in an order that a crash cannot turn into a puzzle: first a
+ * superblock that says it is being made, under a new uuid by which all older
+ * blocks are void; then an empty checkpoint, so that a store without one is
+ * known to be damaged; then the superblock as it stays.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "daemon/node/nvme.h"
+#include "ipc/base/err.h"
+#include "kernels/kernels.h"
+
+/* Records for pages of 16 KiB, of 4 KiB in a small store. */
+#define RECORD_BYTES		(16u << 10)
+#define RECORDS_SMALL		16384u
+
+#define LABELS_LEAST		(80u << 10)
+#define LABELS_MOST		(4u << 20)
+
+#define ZERO_STEP		(1u << 20)
+
+/* ---- sizes ------------------------------------------------------------------ */
+
+/*
+ * @sb->bytes is set; @records: how many there can be, 0 for the default.
+ *
+ * The journal is half as long as a checkpoint. A checkpoint is taken each time
+ * half a journal is full, so that a page costs its own record and those of four
+ * others: less than a kilobyte.
+ */
+void nvme_layout(struct nvme_super *sb, uint64_t records)
+{
+	const uint64_t per_block = NVME_BLOCK_ROOM / sizeof(struct nvme_ent_add);
+	const uint64_t group = NVME_GROUP_BLOCKS * NVME_BLOCK;
+	uint64_t blocks, meta;
+
+	if (!records)
+		records = max(sb->bytes / RECORD_BYTES,
+			      min(sb->bytes / NODE_ALIGN,
+				  (uint64_t)RECORDS_SMALL));
+	sb->records = records = min(records, sb->bytes / NODE_ALIGN);
+	sb->label_bytes = clamp(sb->bytes / 256, (uint64_t)LABELS_LEAST,
+				(uint64_t)LABELS_MOST);
+	/* a label's last part may leave most of a block: the half goes to that,
+	 * and the rest of it and an eighth of the records to quarantine */
+	blocks = 2 + div_round_up(records, per_block) +
+		 div_round_up(records, 8 * per_block) +
+		 div_round_up(sb->label_bytes * 2, NVME_BLOCK_ROOM);
+	sb->ckpt_bytes = blocks * NVME_BLOCK;
+	sb->journal_bytes = max(roundup_to(sb->ckpt_bytes / 2, group),
+				2 * group);
+	meta = sb->journal_bytes + 2 * sb->ckpt_bytes;
+	if (NVME_META_OFF + meta <= NVME_SUPER2_OFF) {
+		sb->journal_off = NVME_META_OFF;
+		sb->data_off = NVME_HEAD_BYTES;
+	} else {
+		sb->journal_off = NVME_HEAD_BYTES;
+		sb->data_off = round_up(NVME_HEAD_BYTES + meta, NVME_SEG_MIN);
+	}
+	sb->ckpt_off = sb->journal_off + sb->journal_bytes;
+}
+
+static uint32_t seg_bytes_for(const struct nvme *nv, uint64_t bytes)
+{
+	uint64_t seg = nv->opts.seg_bytes;
+
+	if (!seg) {
+		seg = (bytes - min(bytes, (uint64_t)NVME_HEAD_BYTES)) / 64;
+		seg = seg ? UINT64_C(1) << ilog2(seg) : NVME_SEG_MIN;
+		seg = clamp(seg, (uint64_t)NVME_SEG_MIN, (uint64_t)NVME_SEG_MAX);
+	}
+	return (uint32_t)seg;
+}
+
+/* Does a superblock whose checksum is right make sense? */
+static bool super_sane(const struct nvme_super *sb)
+{
+	struct nvme_super want = { .bytes = sb->bytes };
+
+	if (!is_pow2(sb->seg_bytes) || sb->seg_bytes < NVME_SEG_MIN ||
+	    sb->seg_bytes > NVME_SEG_MAX || !sb->records ||
+	    sb->records > sb->bytes / NODE_ALIGN)
+		return false;
+	nvme_layout(&want, sb->records);
+	return sb->journal_off == want.journal_off &&
+	       sb->journal_bytes == want.journal_bytes &&
+	       sb->ckpt_off == want.ckpt_off &&
+	       sb->ckpt_bytes == want.ckpt_bytes &&
+	       sb->label_bytes == want.label_bytes &&
+	       sb->data_off == want.data_off &&
+	       sb->bytes >= sb->data_off + sb->seg_bytes;
+}
+
+/* ---- reading ---------------------------------------------------------------- */
+
+static uint32_t super_crc(const struct nvme_super *sb)
+{
+	return kvmm_crc32c(0, sb, offsetof(struct nvme_super, crc));
+}
+
+static bool super_good(const struct nvme_super *sb)
+{
+	return !memcmp(sb->magic, NVME_MAGIC, sizeof(sb->magic)) &&
+	       sb->version == NVME_VERSION && sb->crc == super_crc(sb);
+}
+
+/* The better of the two copies; @head is the store's first MiB. Of another
+ * version only the first is known to be one. */
+static const struct nvme_super *super_choose(const char *head)
+{
+	const struct nvme_super *a = (const void *)head;
+	const struct nvme_super *b = (const void *)(head + NVME_SUPER2_OFF);
+
+	if (!memcmp(a->magic, NVME_MAGIC, sizeof(a->magic)) &&
+	    a->version != NVME_VERSION)
+		return a;
+	if (!super_good(a) || (super_good(b) && b->opens > a->opens))
+		a = super_good(b) ? b : a;
+	return a;
+}
+
+/*
+ * 0: ours. -ENOENT: nothing but zeroes, or being made. -EUCLEAN with a
+ * sentence: something else.
+ */
+static int super_check(struct nvme *nv, const char *head, uint64_t bytes,
+		       struct nvme_super *ret)
+{
+	struct errmsg *msg = &nv->open.msg;
+	const char *path = nv->opts.path;
+	const struct nvme_super *sb = super_choose(head);
+
+	if (memcmp(sb->magic, NVME_MAGIC, sizeof(sb->magic))) {
+		if (!head[0] && !memcmp(head, head + 1, NVME_HEAD_BYTES - 1))
+			return -ENOENT;
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s holds something that is not a kvmm store",
+				  path);
+	}
+	if (sb->version != NVME_VERSION)
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s is a store of version %u, this is version %u",
+				  path, sb->version, NVME_VERSION);
+	if (sb->crc != super_crc(sb))
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s: both superblocks are damaged", path);
+	if (sb->flags & NVME_SUPER_MAKING)
+		return -ENOENT;
+	if (sb->bytes != bytes)
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s is a store of %llu bytes, but %llu are configured",
+				  path, (unsigned long long)sb->bytes,
+				  (unsigned long long)bytes);
+	if (!super_sane(sb))
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s: the superblock makes no sense", path);
+	if (nv->opts.seg_bytes && sb->seg_bytes != nv->opts.seg_bytes)
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s has segments of %u bytes, but %u are configured",
+				  path, sb->seg_bytes, nv->opts.seg_bytes);
+	*ret = *sb;
+	return 0;
+}
+
+/* ---- writing ---------------------------------------------------------------- */
+
+static int write_sync(struct nvme *nv, void *buf, size_t len, uint64_t off)
+{
+	struct nvme_open *o = &nv->open;
+	int err = nvme_open_rw(o, true, buf, len, off);
+
+	if (!err && fdatasync(o->fd) < 0)
+		err = -errno;
+	if (err)
+		errmsg_set(&o->msg, err, "writing %s: %s", nv->opts.path,
+			   strerror(-err));
+	return err;
+}
+
+static int super_write(struct nvme *nv, void *buf, struct nvme_super *sb)
+{
+	int err;
+
+	sb->crc = super_crc(sb);
+	memset(buf, 0, NVME_SUPER_BYTES);
+	memcpy(buf, sb, sizeof(*sb));
+	err = write_sync(nv, buf, NVME_SUPER_BYTES, NVME_SUPER2_OFF);
+	return err ? err : write_sync(nv, buf, NVME_SUPER_BYTES, 0);
+}
+
+/* The ring is written as a whole once, so that no group has to grow a file. */
+static int zero_journal(struct nvme *nv, void *buf, const struct nvme_super *sb)
+{
+	uint64_t at = 0;
+	int err = 0;
+
+	memset(buf, 0, ZERO_STEP);
+	while (!err && at < sb->journal_bytes) {
+		uint64_t n = min(sb->journal_bytes - at, (uint64_t)ZERO_STEP);
+
+		err = nvme_open_rw(&nv->open, true, buf, (size_t)n,
+				   sb->journal_off + at);
+		at += n;
+	}
+	return err;
+}
+
+static int first_ckpt(struct nvme *nv, void *buf, const struct nvme_super *sb)
+{
+	struct nvme_ent_end *e;
+	int err;
+
+	memset(buf, 0, NVME_BLOCK);
+	err = nvme_open_rw(&nv->open, true, buf, NVME_BLOCK,
+			   sb->ckpt_off + sb->ckpt_bytes);
+	if (err)
+		return err;
+	nvme_block_init(buf);
+	e = nvme_block_add(buf, NVME_ENT_END, sizeof(*e), 0);
+	e->number = 1;
+	e->opens = sb->opens;
+	e->journal_seq = 1;
+	nvme_block_seal(buf, NVME_KIND_END, sb->uuid, 0, e->number);
+	return write_sync(nv, buf, NVME_BLOCK, sb->ckpt_off);
+}
+
+/* Make an empty store; @sb->opens is kept, so that numbers stay unique. @zero:
+ * the journal may never have been written. */
+static int super_make(struct nvme *nv, void *buf, struct nvme_super *sb,
+		      uint64_t bytes, bool zero)
+{
+	uint64_t opens = sb->opens;
+	int err;
+
+	memset(sb, 0, sizeof(*sb));
+	memcpy(sb->magic, NVME_MAGIC, sizeof(sb->magic));
+	sb->version = NVME_VERSION;
+	sb->seg_bytes = seg_bytes_for(nv, bytes);
+	sb->bytes = bytes;
+	sb->opens = opens;
+	sb->flags = NVME_SUPER_MAKING;
+	if (getrandom(sb->uuid, sizeof(sb->uuid), 0) != sizeof(sb->uuid))
+		return errmsg_set(&nv->open.msg, -EIO, "no random numbers");
+	nvme_layout(sb, nv->opts.records);
+	if (!super_sane(sb))
+		return errmsg_set(&nv->open.msg, -EINVAL,
+				  "%s: %llu bytes are too few for a store",
+				  nv->opts.path, (unsigned long long)bytes);
+	err = super_write(nv, buf, sb);
+	if (!err && zero)
+		err = zero_journal(nv, buf, sb);
+	if (!err)
+		err = first_ckpt(nv, buf, sb);
+	sb->flags = 0;
+	return err;
+}
+
+/*
+ * Read, check and renew the superblock, or make one where that is right.
+ * @buf has NVME_HEAD_BYTES; @fresh: the file was empty.
+ */
+int nvme_super_open(struct nvme *nv, void *buf, uint64_t bytes, bool fresh)
+{
+	struct nvme_open *o = &nv->open;
+	struct nvme_super *sb = &o->super;
+	int err = -ENOENT;
+
+	memset(sb, 0, sizeof(*sb));
+	if (bytes < NVME_HEAD_BYTES + (uint64_t)NVME_SEG_MIN)
+		return errmsg_set(&o->msg, -EINVAL,
+				  "%s: %llu bytes are too few for a store",
+				  nv->opts.path, (unsigned long long)bytes);
+	if (!fresh && !o->rebuilt) {
+		err = nvme_open_rw(o, false, buf, NVME_HEAD_BYTES, 0);
+		if (err)
+			return errmsg_set(&o->msg, err, "reading %s: %s",
+					  nv->opts.path, strerror(-err));
+		err = super_check(nv, buf, bytes, sb);
+	}
+	if (err == -EUCLEAN)
+		return err;
+	if (err || !nv->node.owner) {
+		err = super_make(nv, buf, sb, bytes, err);
+		if (err)
+			return err;
+	}
+	sb->opens++;
+	err = super_write(nv, buf, sb);
+	o->nr_segs = (uint32_t)((bytes - sb->data_off) / sb->seg_bytes);
+	return err;
+}
