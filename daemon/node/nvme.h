@@ -114,6 +114,7 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @taken:	sparse: bytes on their way when the worker began to look, or since:
  *		it may not have seen them
  * @super:	the superblock as it is on the medium now
+ * @found:	what the store remembers
  * @nr_segs:	segments of the store
  * @written:	one bit a segment: has been written as a whole
  * @nlink:	what the watch saw
@@ -135,6 +136,7 @@ struct nvme_open {
 	uint64_t		room;
 	uint64_t		taken;
 	struct nvme_super	super;
+	struct nvme_found	*found;
 	uint32_t		nr_segs;
 	uint64_t		*written;
 	uint64_t		nlink;
@@ -248,7 +250,8 @@ struct nvme_rate {
  * @journal:	and
  * @labels:	and
  * @ckpt:	what is remembered; nothing without an owner
- * @found:	start-up: what was remembered; NULL: handed over
+ * @found:	start-up: what is being handed over
+ * @first_seq:	slots given out since the start have this or a higher one
  * @uuid_crc:	checksum of the store's uuid; part of every slot's
  * @mem:	4 KiB for probes, then zeroes
  * @fixed_bytes: registered memory; any thread
@@ -295,6 +298,7 @@ struct nvme {
 	struct nvme_labels	labels;
 	struct nvme_ckpt	ckpt;
 	struct nvme_found	*found;
+	uint64_t		first_seq;
 	uint32_t		uuid_crc;
 	void			*mem;
 	_Atomic uint64_t	fixed_bytes;

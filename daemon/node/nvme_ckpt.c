@@ -205,13 +205,22 @@ static void collect_step(struct nvme *nv)
 	}
 }
 
+static bool collect_wanted(const struct nvme_ckpt *ck)
+{
+	return ck->stage < CKPT_WRITE && !ck->failed &&
+	       (ck->whole || ck->nr - ck->out < NVME_CKPT_BLOCKS);
+}
+
+/* One step each round of the loop, for who else is in it. */
 static void collect(struct nvme *nv)
 {
 	struct nvme_ckpt *ck = &nv->ckpt;
 
-	while (ck->stage < CKPT_WRITE && !ck->failed &&
-	       (ck->whole || ck->nr - ck->out < NVME_CKPT_BLOCKS))
+	while (collect_wanted(ck)) {
 		collect_step(nv);
+		if (!ck->whole)
+			break;
+	}
 }
 
 /* ---- writing --------------------------------------------------------------- */
@@ -401,13 +410,13 @@ void nvme_ckpt_poll(struct nvme *nv, uint64_t now)
 			return;
 		ckpt_begin(nv, whole);
 	}
-	if (!ck->failed)
-		collect(nv);
+	collect(nv);
 	if (ck->failed) {
 		ckpt_failed(nv, now);
 		return;
 	}
-	if (ckpt_turn(nv) && (ck->whole || now >= ck->next_ns))
+	if (!collect_wanted(ck) && ckpt_turn(nv) &&
+	    (ck->whole || now >= ck->next_ns))
 		write_step(nv, now);
 }
 
@@ -421,6 +430,8 @@ uint64_t nvme_ckpt_next(const struct nvme *nv)
 	if (ck->stage == CKPT_IDLE)
 		return nvme_journal_wants(nv, &whole) ? ck->retry_ns :
 							DEADLINE_NONE;
+	if (ck->again || (!ck->io_active && collect_wanted(ck)))
+		return 0;
 	if (ckpt_waits(nv) || !ckpt_turn(nv))
 		return DEADLINE_NONE;
 	return ck->whole ? 0 : ck->next_ns;

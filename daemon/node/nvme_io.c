@@ -238,9 +238,13 @@ static void io_finish(struct nvme *nv, struct node_io *io)
 		io->data_crc = io->priv.data_crc;
 	} else if (crc != io->crc && !nv->break_crc) {
 		nv->node.stats.crc_bad++;
-		slots_mark_bad(&nv->slots, &io->slot);
-		if (!io->late)
-			nvme_miss(nv, "checksum", now_ns());
+		/* What was written before the last power cut may have been
+		 * lost in it, and the medium is no worse for that. */
+		if (io->slot.seq >= nv->first_seq) {
+			slots_mark_bad(&nv->slots, &io->slot);
+			if (!io->late)
+				nvme_miss(nv, "checksum", now_ns());
+		}
 		io_end(io, -EBADMSG);
 		return;
 	}

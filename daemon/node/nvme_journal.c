@@ -62,13 +62,13 @@ static struct chunk *chunk_new(struct nvme *nv)
 	struct chunk *c = list_first(&j->spare, struct chunk, link);
 	struct fault f = { .how = FAULT_NONE };
 
+	if (fault_ask(&nv->node, FAULT_GET, false, &f))
+		return NULL;
 	if (c) {
 		list_del(&c->link);
 		j->nr_spare--;
 		return c;
 	}
-	if (fault_ask(&nv->node, FAULT_GET, false, &f))
-		return NULL;
 	c = calloc(1, sizeof(*c));
 	if (!c)
 		return NULL;

@@ -316,7 +316,7 @@ static int open_store(struct nvme *nv, void *buf)
 	if (!err)
 		err = nvme_super_open(nv, buf, bytes, fresh);
 	if (!err && nv->node.owner)
-		err = nvme_scan(nv, &nv->found);
+		err = nvme_scan(nv, &o->found);
 	return err;
 }
 
@@ -454,7 +454,7 @@ static void open_work_done(struct work *w)
 		err = slots_init(&nv->slots, sb->data_off, sb->seg_bytes,
 				 o->nr_segs, o->written,
 				 max(sb->opens << NVME_SEQ_SHIFT,
-				     nv->found ? nv->found->next_seq : 0));
+				     o->found ? o->found->next_seq : 0));
 	if (err) {
 		open_failed(nv, err, strerror(-err));
 		return;
@@ -463,6 +463,9 @@ static void open_work_done(struct work *w)
 	nv->node.max_len = sb->seg_bytes;
 	nv->room = o->room;
 	o->next_ns = now + nv->opts.check_ns;
+	nv->first_seq = nv->slots.next_seq;
+	nv->found = o->found;
+	o->found = NULL;
 	if (nv->found)
 		nvme_recover_start(nv);
 	else
@@ -536,6 +539,8 @@ void nvme_open_fini(struct nvme *nv)
 	nv->fd = -1;
 	free(nv->open.written);
 	nv->open.written = NULL;
+	nvme_found_free(nv->open.found);
+	nv->open.found = NULL;
 	nvme_found_free(nv->found);
 	nv->found = NULL;
 }
