@@ -318,7 +318,8 @@ static int read_journal(struct scan *sc)
 			int err;
 
 			if (!good || b->seq != seq || b->epoch < f->max_opens) {
-				sc->gap = good && b->seq > seq;
+				sc->gap = seq == f->end.journal_seq && good &&
+					  b->seq > seq;
 				goto out;
 			}
 			f->max_opens = b->epoch;

@@ -61,6 +61,12 @@ static const struct field node_fields[] = {
 	NODE_FIELD(zeroed_bytes), NODE_FIELD(discarded_bytes),
 	NODE_FIELD(extents), NODE_FIELD(huge_bytes),
 	NODE_FIELD(probes),
+	NODE_FIELD(journal_bytes), NODE_FIELD(journal_groups),
+	NODE_FIELD(journal_fails), NODE_FIELD(journal_lost),
+	NODE_FIELD(journal_used),
+	NODE_FIELD(ckpt_bytes), NODE_FIELD(ckpts), NODE_FIELD(ckpt_fails),
+	NODE_FIELD(recovered), NODE_FIELD(recover_dropped),
+	NODE_FIELD(recover_bytes), NODE_FIELD(recover_ns),
 };
 
 static json_t *fields_json(const void *base, const struct field *f, size_t n)
@@ -122,7 +128,7 @@ static json_t *node_json(struct server *s, unsigned int ix)
 {
 	struct mm_node_stat st;
 	const struct node *n;
-	char line[256] = "";
+	char line[512] = "";
 	json_t *o;
 
 	mm_node_stat(s->mm, ix, &st);

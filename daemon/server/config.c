@@ -89,6 +89,8 @@ static const struct key node_keys[] = {
 	  offsetof(struct config_node, discard), .words = discard_words },
 	{ "sqpoll", key_bool, "true or false",
 	  offsetof(struct config_node, sqpoll) },
+	{ "rebuild", key_word, "\"never\" or \"damaged\"",
+	  offsetof(struct config_node, rebuild), .words = rebuild_words },
 	{ "extent", key_bytes, "64KiB to 1GiB",
 	  offsetof(struct config_node, extent_bytes), 1 << 16, GIB },
 	{ "gang", key_u32, "2 to 8, the world of the engines that it serves",
@@ -285,11 +287,11 @@ static int judge_kind(struct parse *p, const struct config_node *n)
 		      n->free_floor_pct >= 0 ||
 		      n->second_touch != NOT_GIVEN ||
 		      n->day_permille != NOT_GIVEN ||
-		      n->discard || n->sqpoll ||
+		      n->discard || n->sqpoll || n->rebuild ||
 		      n->engine != NVME_ENGINE_AUTO))
 		return key_fail(p, "path, engine, depth, io_timeout, "
-			    "free_floor_pct, admission, writes_per_day, discard "
-			    "and sqpoll are for nodes of kind \"nvme\"");
+			    "free_floor_pct, admission, writes_per_day, "
+			    "discard, sqpoll and rebuild are for nodes of kind \"nvme\"");
 	if (nvme && (n->below[0] || n->extent_bytes || n->hugepages ||
 		     n->numa >= 0 || n->gang))
 		return key_fail(p, "below, extent, gang, numa and hugepages are "

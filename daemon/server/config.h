@@ -63,6 +63,7 @@ struct config_socket {
  *		0: no limit
  * @discard:	nvme: the medium is told of segments that became empty
  * @sqpoll:	nvme: a thread of the kernel's takes I/O
+ * @rebuild:	nvme: what is there and no store of ours is emptied, not refused
  * @extent_bytes: host; 0: chosen from the size
  * @gang:	host: parts of its frames, one a rank of an engine of that
  *		world; @bytes are of all of them. 0: no gang
@@ -85,6 +86,7 @@ struct config_node {
 	uint32_t	second_touch;
 	uint32_t	day_permille;
 	uint32_t	discard;
+	uint32_t	rebuild;
 	uint32_t	gang;
 	int32_t		numa;
 	int32_t		free_floor_pct;

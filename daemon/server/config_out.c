@@ -42,6 +42,10 @@ const struct word discard_words[] = {
 	{ "off", 0 }, { "segments", 1 }, { NULL, 0 }
 };
 
+const struct word rebuild_words[] = {
+	{ "never", 0 }, { "damaged", 1 }, { NULL, 0 }
+};
+
 const struct word level_words[] = {
 	{ "err", LOG_LVL_ERR }, { "warn", LOG_LVL_WARN },
 	{ "notice", LOG_LVL_NOTICE }, { "info", LOG_LVL_INFO },
@@ -187,6 +191,8 @@ static json_t *node_json(const struct config_node *n)
 	json_object_set_new(o, "discard",
 			    json_string(word_of(discard_words, n->discard)));
 	json_object_set_new(o, "sqpoll", json_boolean(n->sqpoll));
+	json_object_set_new(o, "rebuild",
+			    json_string(word_of(rebuild_words, n->rebuild)));
 	if (n->depth)
 		json_object_set_new(o, "depth", json_integer(n->depth));
 	if (n->io_timeout_ns)

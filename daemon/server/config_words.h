@@ -16,6 +16,7 @@ extern const struct word mode_words[];
 extern const struct word kind_words[];
 extern const struct word engine_words[];
 extern const struct word admission_words[];
+extern const struct word rebuild_words[];
 extern const struct word discard_words[];
 extern const struct word level_words[];
 

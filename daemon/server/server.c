@@ -102,6 +102,7 @@ static int node_make(struct server *s, unsigned int ix)
 		.discard = c->discard,
 		.io_timeout_ns = c->io_timeout_ns,
 		.free_floor_pct = (uint32_t)max(c->free_floor_pct, 0),
+		.rebuild = c->rebuild,
 	};
 
 	if (c->kind == KVMM_NODE_HOST)

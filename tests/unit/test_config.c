@@ -83,7 +83,7 @@ static void config_reads_every_key(void **state)
 		"  \"depth\": 32, \"io_timeout\": \"250ms\","
 		"  \"free_floor_pct\": 5, \"admission\": \"all\","
 		"  \"writes_per_day\": 0.3, \"discard\": \"segments\","
-		"  \"sqpoll\": true}],"
+		"  \"sqpoll\": true, \"rebuild\": \"damaged\"}],"
 		" \"limits\": {\"max_clients\": 7, \"max_spaces\": 8,"
 		"  \"max_requests\": 9, \"pin_limit_pct\": 10},"
 		" \"timeouts\": {\"fetch\": \"1s\", \"direct_reclaim\": \"1ms\","
@@ -108,6 +108,7 @@ static void config_reads_every_key(void **state)
 	assert_int_equal(c.node[1].day_permille, 300);
 	assert_int_equal(c.node[1].discard, 1);
 	assert_true(c.node[1].sqpoll);
+	assert_int_equal(c.node[1].rebuild, 1);
 	assert_int_equal(c.max_clients, 7);
 	assert_int_equal(c.max_spaces, 8);
 	assert_int_equal(c.max_requests, 9);
