@@ -210,6 +210,24 @@ static void write_that_never_happened_is_a_miss(void **state)
 
 /* ---- states ---------------------------------------------------------------- */
 
+static void torn_write_and_stale_read_are_misses(void **state)
+{
+	struct node_slot slot;
+	uint32_t crc;
+	struct rig r;
+
+	fault_rig(&r, 60000, 20);
+	faults("nvme:write:torn:n=1");
+	crc = page_new(&r, &slot);		/* says that it is well */
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EBADMSG);
+	faults("nvme:read:stale:n=1");
+	crc = page_new(&r, &slot);
+	memset(r.mem, 7, LEN);
+	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EBADMSG);
+	assert_int_equal(r.n->stats.crc_bad, 2);
+	rig_fini(&r);
+}
+
 static void misses_in_a_row_degrade_and_quiet_recovers(void **state)
 {
 	struct node_slot slot, other;
@@ -674,6 +692,7 @@ int main(void)
 		cmocka_unit_test(short_transfer_is_an_error),
 		cmocka_unit_test(flipped_bit_is_a_miss),
 		cmocka_unit_test(write_that_never_happened_is_a_miss),
+		cmocka_unit_test(torn_write_and_stale_read_are_misses),
 		cmocka_unit_test(misses_in_a_row_degrade_and_quiet_recovers),
 		cmocka_unit_test(dead_device_fails_and_answers_at_once),
 		cmocka_unit_test(read_only_stops_writes_alone),

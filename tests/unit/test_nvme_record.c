@@ -333,6 +333,93 @@ static void journal_that_fails_is_told_and_tried_again(void **state)
 	rig_fini(&r);
 }
 
+/* The medium said that it had a group, and had half of it. */
+static void torn_group_leaves_its_beginning(void **state)
+{
+	struct rig r;
+
+	rig_init(&r);
+	owner_open(&r, &before);
+	assert_int_equal(node_fault_set("nvme:journal:torn:n=1", NULL, 0), 0);
+	for (unsigned int i = 0; i < 31 * 8; i++)
+		assert_int_equal(owner_add(&r, &before, 4096, 0, NULL), 0);
+	assert_int_equal(owner_flush(&r), 0);
+	rig_close(&r);
+	owner_open(&r, &after);
+	assert_int_equal(after.nr, 31 * 4);
+	for (unsigned int i = 0; i < after.nr; i++)
+		assert_memory_equal(&after.rec[i].rec, &before.rec[i].rec,
+				    sizeof(struct node_record));
+	rig_fini(&r);
+}
+
+static void stalled_journal_holds_nobody_up(void **state)
+{
+	struct node_slot slot;
+	uint32_t crc;
+	int told = 1;
+	struct rig r;
+
+	rig_init(&r);
+	owner_open(&r, &before);
+	assert_int_equal(node_fault_set("nvme:journal:stall:ms=1500:n=1", NULL,
+					0), 0);
+	assert_int_equal(owner_add(&r, &before, 4096, 0, NULL), 0);
+	assert_int_equal(node_record_flush(r.n, flush_told, &told), 0);
+	rig_poll(&r, 0);
+	fill(r.mem, 65536, 1);
+	assert_int_equal(op_write(&r, &slot, r.mem, 65536, "p", &crc), 0);
+	assert_int_equal(op_read(&r, &slot, r.mem, 65536, "p", crc), 0);
+	assert_int_equal(told, 1);
+	rig_until(&r, told != 1);
+	assert_int_equal(told, 0);
+	rig_fini(&r);
+}
+
+static void node_ends_although_its_journal_is_refused(void **state)
+{
+	int told = 1;
+	struct rig r;
+
+	rig_init(&r);
+	r.o.probe_ns = 5 * MSEC;
+	owner_open(&r, &before);
+	assert_int_equal(owner_add(&r, &before, 4096, 0, NULL), 0);
+	assert_int_equal(node_fault_set("nvme:journal:eio", NULL, 0), 0);
+	assert_int_equal(node_record_flush(r.n, flush_told, &told), 0);
+	rig_close(&r);
+	assert_true(told < 0);
+	assert_int_equal(node_fault_set(NULL, NULL, 0), 0);
+	owner_open(&r, &after);
+	assert_int_equal(after.nr, 0);
+	rig_fini(&r);
+}
+
+static void power_cut_makes_no_device_sick(void **state)
+{
+	struct rig r;
+
+	rig_init(&r);
+	owner_open(&r, &before);
+	/* records of what is not there */
+	for (unsigned int i = 0; i < 20; i++)
+		assert_int_equal(owner_add(&r, &before, 4096, 0, NULL), 0);
+	rig_close(&r);
+	owner_open(&r, &after);
+	for (unsigned int i = 0; i < 20; i++) {
+		const struct node_record *rec = &after.rec[i].rec;
+
+		assert_int_equal(op_read(&r, &rec->slot, r.mem, rec->len, "p",
+					 rec->crc), -EBADMSG);
+		owner_free(&r, &after.rec[i]);
+	}
+	rig_poll(&r, 0);
+	assert_int_equal(r.n->state, NODE_ONLINE);
+	assert_int_equal(r.n->stats.crc_bad, 20);
+	assert_int_equal(r.n->stats.bad_slots, 0);
+	rig_fini(&r);
+}
+
 static void records_have_a_limit(void **state)
 {
 	struct rig r;
@@ -388,6 +475,10 @@ int main(void)
 		cmocka_unit_test(checkpoints_free_the_journal),
 		cmocka_unit_test(entry_without_memory_is_made_up_for),
 		cmocka_unit_test(journal_that_fails_is_told_and_tried_again),
+		cmocka_unit_test(torn_group_leaves_its_beginning),
+		cmocka_unit_test(stalled_journal_holds_nobody_up),
+		cmocka_unit_test(node_ends_although_its_journal_is_refused),
+		cmocka_unit_test(power_cut_makes_no_device_sick),
 		cmocka_unit_test(records_have_a_limit),
 		cmocka_unit_test(writes_pause_while_the_journal_is_behind),
 	};
