@@ -152,7 +152,6 @@ struct nvme_ckpt {
  * @end:	the checkpoint's last block
  * @area:	where it is
  * @rec:	@nr records of @max; type NVME_ENT_NONE: deleted meanwhile
- * @hash:	place in @rec + 1 by offset; @hash_mask + 1 places
  * @order:	@nr_order places in @rec, by sequence number
  * @bad:	@nr_bad slots in quarantine
  * @labels:	those that are whole
@@ -172,8 +171,6 @@ struct nvme_found {
 	struct nvme_ent_add	*rec;
 	uint32_t		nr;
 	uint32_t		max;
-	uint32_t		*hash;
-	uint32_t		hash_mask;
 	uint32_t		*order;
 	uint32_t		nr_order;
 	struct nvme_ent_slot	*bad;

@@ -14,7 +14,7 @@
 
 #include "daemon/node/nvme.h"
 
-#define SLICE		256u
+#define SLICE		512u
 #define SLICE_NS	(2 * NSEC_PER_MSEC)
 
 /* Quarantine, in two passes: a segment is retired when nothing in it is used. */

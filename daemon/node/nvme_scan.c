@@ -15,21 +15,41 @@
  * segment has slots of one size only (the newest decides), and so on; what
  * does not fit is dropped and counted.
  *
- * Records are kept once for each place in the store. (off, seq) decides: a
- * newer one replaces an older one, and a removal removes what is not newer.
+ * Records are kept once for each place in the store, in tables by segment and
+ * slot: records that were made one after the other lie beside each other, which
+ * spares a million of them as many cache misses. (off, seq) decides: a newer one
+ * replaces an older one, and a removal removes what is not newer. Where the
+ * checkpoint saw a segment in two classes, the removals come from the journal.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/node/nvme.h"
 
 #define READ_BYTES	(4u << 20)
+#define HUGE_BYTES	(2u << 20)
+
+/**
+ * struct seg_view - what the records say of a segment
+ * @seq:	of the newest
+ * @slot_bytes:	and its size, which goes for all; 0: there is none
+ * @conflicts:	records of another size that were not removed
+ * @place:	by slot: place in nvme_found.rec + 1
+ */
+struct seg_view {
+	uint64_t	seq;
+	uint32_t	slot_bytes;
+	uint32_t	conflicts;
+	uint32_t	*place;
+};
 
 /**
  * struct scan - one reading of a store
  * @buf:	READ_BYTES
  * @bytes:	read so far
+ * @seg:	by segment
  * @gap:	the journal's first block is missing because the ring was
  *		written over: the checkpoint is older than what is needed
  */
@@ -39,78 +59,112 @@ struct scan {
 	struct nvme_found	*f;
 	char			*buf;
 	uint64_t		bytes;
+	struct seg_view		*seg;
 	bool			gap;
 };
 
 /* ---- the table of records ---------------------------------------------------- */
 
-static uint32_t hash_of(const struct nvme_found *f, uint64_t off)
+static bool slot_good(const struct scan *sc, uint64_t off, uint32_t slot_bytes)
 {
-	return (uint32_t)((off / NODE_ALIGN * UINT64_C(0x9e3779b97f4a7c15)) >>
-			  32) & f->hash_mask;
+	const struct nvme_super *sb = sc->sb;
+	uint64_t at;
+
+	if (off < sb->data_off || off >= sb->bytes || !slot_bytes ||
+	    slot_bytes % NODE_ALIGN || slot_bytes > sb->seg_bytes)
+		return false;
+	at = (off - sb->data_off) & (sb->seg_bytes - 1);
+	return (off - sb->data_off) / sb->seg_bytes < sc->nv->open.nr_segs &&
+	       !(at % slot_bytes) && at + slot_bytes <= sb->seg_bytes;
 }
 
-/* Where the record of @off is in the hash, or would be. */
-static uint32_t *hash_place(const struct nvme_found *f, uint64_t off)
+static struct seg_view *seg_of(const struct scan *sc, uint64_t off)
 {
-	uint32_t i = hash_of(f, off);
-
-	while (f->hash[i] && f->rec[f->hash[i] - 1].off != off)
-		i = (i + 1) & f->hash_mask;
-	return &f->hash[i];
+	return &sc->seg[(off - sc->sb->data_off) / sc->sb->seg_bytes];
 }
 
-/* Have room for @max records, a power of two. */
+/* Which slot of its segment; it lies on one. */
+static uint32_t slot_of(const struct scan *sc, const struct seg_view *v,
+			uint64_t off)
+{
+	return (uint32_t)((off - sc->sb->data_off) & (sc->sb->seg_bytes - 1)) /
+	       v->slot_bytes;
+}
+
+/* Have room for @max records; large, and touched once from end to end. */
 static int found_grow(struct nvme_found *f, uint32_t max)
 {
-	struct nvme_ent_add *rec;
-	uint32_t *hash;
+	void *rec;
+	size_t len = (size_t)max * sizeof(*f->rec);
 
-	rec = realloc(f->rec, (size_t)max * sizeof(*rec));
-	if (!rec)
+	if (posix_memalign(&rec, HUGE_BYTES, len))
 		return -ENOMEM;
+	madvise(rec, len, MADV_HUGEPAGE);
+	if (f->nr)
+		memcpy(rec, f->rec, (size_t)f->nr * sizeof(*f->rec));
+	free(f->rec);
 	f->rec = rec;
-	hash = calloc(2 * (size_t)max, sizeof(*hash));
-	if (!hash)
-		return -ENOMEM;
-	free(f->hash);
-	f->hash = hash;
-	f->hash_mask = 2 * max - 1;
 	f->max = max;
-	for (uint32_t i = 0; i < f->nr; i++)
-		*hash_place(f, rec[i].off) = i + 1;
 	return 0;
 }
 
-static bool off_good(const struct nvme_super *sb, uint64_t off)
+/* What is known of this segment is of another class, and older. */
+static int seg_recut(struct scan *sc, struct seg_view *v, uint32_t slot_bytes)
 {
-	return off >= sb->data_off && off < sb->bytes && !(off % NODE_ALIGN);
+	uint32_t nr = sc->sb->seg_bytes / slot_bytes;
+	uint32_t *place = calloc(nr, sizeof(*place));
+
+	if (!place)
+		return -ENOMEM;
+	for (uint32_t i = 0; v->slot_bytes &&
+	     i < sc->sb->seg_bytes / v->slot_bytes; i++) {
+		if (!v->place[i])
+			continue;
+		v->conflicts += sc->f->rec[v->place[i] - 1].ent.type ==
+				NVME_ENT_ADD;
+		sc->f->rec[v->place[i] - 1].ent.type = NVME_ENT_NONE;
+	}
+	free(v->place);
+	v->place = place;
+	v->slot_bytes = slot_bytes;
+	return 0;
 }
 
 static int found_add(struct scan *sc, const struct nvme_ent_add *e)
 {
 	struct nvme_found *f = sc->f;
+	struct seg_view *v;
 	uint32_t *place;
 	int err;
 
-	f->next_seq = max(f->next_seq, e->seq + 1);
-	if (!off_good(sc->sb, e->off) || e->seq == UINT64_MAX) {
+	if (!slot_good(sc, e->off, e->ent.arg) || !e->len ||
+	    e->len > e->ent.arg || e->seq == UINT64_MAX) {
 		f->dropped++;
 		return 0;
 	}
-	if (f->nr == f->max) {
-		err = found_grow(f, 2 * f->max);
+	f->next_seq = max(f->next_seq, e->seq + 1);
+	v = seg_of(sc, e->off);
+	if (v->slot_bytes != e->ent.arg) {
+		if (v->slot_bytes && v->seq > e->seq) {
+			v->conflicts++;
+			return 0;
+		}
+		err = seg_recut(sc, v, e->ent.arg);
 		if (err)
 			return err;
 	}
-	place = hash_place(f, e->off);
+	v->seq = max(v->seq, e->seq);
+	place = &v->place[slot_of(sc, v, e->off)];
+	if (*place && f->rec[*place - 1].ent.type == NVME_ENT_ADD &&
+	    f->rec[*place - 1].seq > e->seq)
+		return 0;
 	if (!*place) {
+		if (f->nr == f->max) {
+			err = found_grow(f, 2 * f->max);
+			if (err)
+				return err;
+		}
 		*place = ++f->nr;
-	} else {
-		const struct nvme_ent_add *old = &f->rec[*place - 1];
-
-		if (old->ent.type == NVME_ENT_ADD && old->seq > e->seq)
-			return 0;
 	}
 	f->rec[*place - 1] = *e;
 	return 0;
@@ -119,11 +173,20 @@ static int found_add(struct scan *sc, const struct nvme_ent_add *e)
 static void found_del(struct scan *sc, const struct nvme_ent_slot *e)
 {
 	struct nvme_found *f = sc->f;
-	uint32_t *place = hash_place(f, e->off);
+	struct seg_view *v;
+	uint32_t place = 0;
 
+	if (!slot_good(sc, e->off, NODE_ALIGN) || e->seq == UINT64_MAX)
+		return;
 	f->next_seq = max(f->next_seq, e->seq + 1);
-	if (*place && f->rec[*place - 1].seq <= e->seq)
-		f->rec[*place - 1].ent.type = NVME_ENT_NONE;
+	v = seg_of(sc, e->off);
+	if (v->slot_bytes && slot_good(sc, e->off, v->slot_bytes))
+		place = v->place[slot_of(sc, v, e->off)];
+	if (place && f->rec[place - 1].ent.type == NVME_ENT_ADD &&
+	    f->rec[place - 1].seq <= e->seq)
+		f->rec[place - 1].ent.type = NVME_ENT_NONE;
+	else if (v->conflicts && e->seq < v->seq)
+		v->conflicts--;		/* it was gone: no conflict at all */
 }
 
 /* ---- labels and quarantine --------------------------------------------------- */
@@ -163,7 +226,7 @@ static int found_bad(struct scan *sc, const struct nvme_ent_slot *e)
 {
 	struct nvme_found *f = sc->f;
 
-	if (!off_good(sc->sb, e->off))
+	if (!slot_good(sc, e->off, e->ent.arg))
 		return 0;
 	if (f->nr_bad == f->max_bad) {
 		uint32_t max = f->max_bad ? 2 * f->max_bad : 64;
@@ -335,81 +398,15 @@ out:
 
 /* ---- what can be true --------------------------------------------------------- */
 
-/**
- * struct seg_view - what the records say of a segment
- * @seq:	of the newest
- * @slot_bytes:	and its size, which goes for all
- */
-struct seg_view {
-	uint64_t	seq;
-	uint32_t	slot_bytes;
-};
-
-static bool slot_good(const struct scan *sc, uint64_t off, uint32_t slot_bytes)
-{
-	const struct nvme_super *sb = sc->sb;
-	uint64_t seg = (off - sb->data_off) / sb->seg_bytes;
-	uint64_t at = (off - sb->data_off) % sb->seg_bytes;
-
-	return slot_bytes && !(slot_bytes % NODE_ALIGN) &&
-	       slot_bytes <= sb->seg_bytes && seg < sc->nv->open.nr_segs &&
-	       !(at % slot_bytes) && at + slot_bytes <= sb->seg_bytes;
-}
-
-static void seg_see(struct seg_view *v, uint64_t seq, uint32_t slot_bytes)
-{
-	if (v->slot_bytes && v->seq > seq)
-		return;
-	v->seq = seq;
-	v->slot_bytes = slot_bytes;
-}
-
-static struct seg_view *seg_of(const struct scan *sc, struct seg_view *v,
-			       uint64_t off)
-{
-	return &v[(off - sc->sb->data_off) / sc->sb->seg_bytes];
-}
-
-/* Drop what does not fit; the rest is consistent. */
-static void weed(struct scan *sc, struct seg_view *v)
+/* Records of another size than their segment's, and of slots in quarantine. */
+static void weed(struct scan *sc)
 {
 	struct nvme_found *f = sc->f;
-	uint32_t nr = 0;
 
-	for (uint32_t i = 0; i < f->nr; i++) {
-		struct nvme_ent_add *e = &f->rec[i];
-
-		if (e->ent.type != NVME_ENT_ADD)
-			continue;
-		if (!slot_good(sc, e->off, e->ent.arg) || !e->len ||
-		    e->len > e->ent.arg) {
-			e->ent.type = NVME_ENT_NONE;
-			f->dropped++;
-			continue;
-		}
-		seg_see(seg_of(sc, v, e->off), e->seq, e->ent.arg);
-	}
 	for (uint32_t i = 0; i < f->nr_bad; i++)
-		if (slot_good(sc, f->bad[i].off, f->bad[i].ent.arg))
-			f->bad[nr++] = f->bad[i];
-	f->nr_bad = nr;
-	for (uint32_t i = 0; i < f->nr_bad; i++) {
-		const struct nvme_ent_slot *b = &f->bad[i];
-
-		/* went to quarantine after it was removed */
-		found_del(sc, b);
-		seg_see(seg_of(sc, v, b->off), b->seq, b->ent.arg);
-	}
-
-	for (uint32_t i = 0; i < f->nr; i++) {
-		struct nvme_ent_add *e = &f->rec[i];
-
-		if (e->ent.type == NVME_ENT_ADD &&
-		    seg_of(sc, v, e->off)->slot_bytes != e->ent.arg) {
-			e->ent.type = NVME_ENT_NONE;
-			f->dropped++;
-		}
-	}
+		found_del(sc, &f->bad[i]);
+	for (uint32_t i = 0; i < sc->nv->open.nr_segs; i++)
+		f->dropped += sc->seg[i].conflicts;
 }
 
 /* A pass of a radix sort by 16 bits of the sequence numbers at @shift. */
@@ -467,13 +464,9 @@ static int sort_records(struct nvme_found *f)
 
 static int scan_finish(struct scan *sc)
 {
-	struct seg_view *v = calloc(max(sc->nv->open.nr_segs, 1u), sizeof(*v));
 	struct nvme_labels *ls = &sc->f->labels;
 
-	if (!v)
-		return -ENOMEM;
-	weed(sc, v);
-	free(v);
+	weed(sc);
 	for (uint32_t i = ls->nr; i-- > 0;)
 		if (ls->v[i].have < ls->v[i].len)
 			nvme_label_drop(ls, ls->v[i].id);
@@ -490,10 +483,17 @@ void nvme_found_free(struct nvme_found *f)
 		return;
 	nvme_labels_fini(&f->labels);
 	free(f->rec);
-	free(f->hash);
 	free(f->order);
 	free(f->bad);
 	free(f);
+}
+
+static void segs_free(struct scan *sc)
+{
+	for (uint32_t i = 0; sc->seg && i < sc->nv->open.nr_segs; i++)
+		free(sc->seg[i].place);
+	free(sc->seg);
+	sc->seg = NULL;
 }
 
 /* Everything from the checkpoint @end in @area on. */
@@ -505,13 +505,15 @@ static int scan_from(struct scan *sc, int area, const struct nvme_ent_end *end)
 
 	want = clamp(want, (uint64_t)1024, sc->sb->records + 1024);
 	nvme_found_free(sc->f);
+	segs_free(sc);
 	sc->gap = false;
 	sc->f = calloc(1, sizeof(*sc->f));
-	if (!sc->f)
+	sc->seg = calloc(max(sc->nv->open.nr_segs, 1u), sizeof(*sc->seg));
+	if (!sc->f || !sc->seg)
 		return -ENOMEM;
 	sc->f->area = area;
 	sc->f->end = *end;
-	err = found_grow(sc->f, (uint32_t)roundup_pow2(want));
+	err = found_grow(sc->f, (uint32_t)want);
 	if (!err)
 		err = read_ckpt(sc);
 	if (!err)
@@ -564,6 +566,7 @@ int nvme_scan(struct nvme *nv, struct nvme_found **ret)
 	free(sc.buf);
 	if (!err)
 		err = scan_finish(&sc);
+	segs_free(&sc);
 	if (err) {
 		nvme_found_free(sc.f);
 		return err;
