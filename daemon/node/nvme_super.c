@@ -198,15 +198,21 @@ static int super_write(struct nvme *nv, void *buf, struct nvme_super *sb)
 	return err ? err : write_sync(nv, buf, NVME_SUPER_BYTES, 0);
 }
 
-/* The ring is written as a whole once, so that no group has to grow a file. */
-static int zero_journal(struct nvme *nv, void *buf, const struct nvme_super *sb)
+/*
+ * The ring is written as a whole once, so that no group is a transaction of the
+ * file system. Where space could not be reserved the checkpoints' is taken too:
+ * a file system that is full must not keep the journal from getting shorter.
+ */
+static int zero_meta(struct nvme *nv, void *buf, const struct nvme_super *sb)
 {
+	uint64_t len = sb->journal_bytes +
+		       (nv->open.sparse ? 2 * sb->ckpt_bytes : 0);
 	uint64_t at = 0;
 	int err = 0;
 
 	memset(buf, 0, ZERO_STEP);
-	while (!err && at < sb->journal_bytes) {
-		uint64_t n = min(sb->journal_bytes - at, (uint64_t)ZERO_STEP);
+	while (!err && at < len) {
+		uint64_t n = min(len - at, (uint64_t)ZERO_STEP);
 
 		err = nvme_open_rw(&nv->open, true, buf, (size_t)n,
 				   sb->journal_off + at);
@@ -258,7 +264,7 @@ static int super_make(struct nvme *nv, void *buf, struct nvme_super *sb,
 				  nv->opts.path, (unsigned long long)bytes);
 	err = super_write(nv, buf, sb);
 	if (!err && zero)
-		err = zero_journal(nv, buf, sb);
+		err = zero_meta(nv, buf, sb);
 	if (!err)
 		err = first_ckpt(nv, buf, sb);
 	sb->flags = 0;
