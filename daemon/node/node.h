@@ -487,8 +487,10 @@ struct node_slot {
  * little further when very many different sizes are in use at once.
  *
  * Return: 0; -ENOSPC: no free slot of that size and no empty segment: free
- * slots of that size, or see node_slot_victim(); -EAGAIN (starting), -EIO
- * (failed), -E2BIG, -EINVAL, -ESHUTDOWN.
+ * slots of that size, or see node_slot_victim(), or any, where a persistent node
+ * has as many as it can remember; -EAGAIN (starting, or too many records wait to
+ * be written: node_writable() is false then, too), -EIO (failed), -E2BIG,
+ * -EINVAL, -ESHUTDOWN.
  */
 int node_slot_alloc(struct node *n, uint32_t len, struct node_slot *slot);
 
@@ -717,11 +719,13 @@ struct node_record {
  * @records:	recovery: @n records in the order of their slots' sequence
  *		numbers, so that who was written first comes first. Sets
  *		@taken[i] for each that it takes; called many times, a slice each
- * @recovered:	recovery is over (0), or there was nothing (-ENOENT), or it
- *		failed; the node turns NODE_ONLINE after it
+ * @recovered:	recovery is over (0), or there was nothing (-ENOENT), and the node
+ *		turns NODE_ONLINE after it; any other error: the store could not be
+ *		opened, and the node is NODE_FAILED
  * @collect:	checkpoint: hand node_record_again() to every record that was added
- *		and not removed, a part of them each call; *@cursor is 0 at first and
- *		the owner's from then on. What is added or removed between two calls
+ *		and not removed, a part of them each call (one call a round of the
+ *		loop: some hundred or thousand); *@cursor is 0 at first and the
+ *		owner's from then on. What is added or removed between two calls
  *		may be handed in or not. True: that was all
  * @arg:	the owner's
  *

@@ -287,8 +287,6 @@ static void part_done(struct node_io *io, int result)
 		ckpt_failed(nv, now);
 		return;
 	}
-	if (!io->late)
-		nvme_good(nv, NODE_WRITE);
 	nv->node.stats.ckpt_bytes += io->len;
 	if (ck->stage == CKPT_CLOSE) {
 		ckpt_closed(nv);

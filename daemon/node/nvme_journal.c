@@ -289,8 +289,7 @@ static void group_done(struct node_io *io, int result)
 		chunks_trim(j);
 		return;
 	}
-	if (!io->late)
-		nvme_good(nv, NODE_WRITE);
+	/* not nvme_good(): it would hide that all reads fail */
 	j->fails = 0;
 	st->journal_groups++;
 	st->journal_bytes += io->len;

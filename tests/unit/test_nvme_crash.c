@@ -480,7 +480,7 @@ static void crash_run(unsigned int steps, unsigned int share,
 		if (share && rng_below(&rng, h.event) >= share)
 			continue;
 		crash_at(&r, e, NULL, image, false);
-		for (unsigned int i = 0; i < (test_long() ? 4u : 1u); i++)
+		for (unsigned int i = 0; i < (test_long() ? 2u : 1u); i++)
 			crash_at(&r, e, &rng, image, !rng_below(&rng, 3));
 	}
 	free(image);

@@ -420,6 +420,30 @@ static void power_cut_makes_no_device_sick(void **state)
 	rig_fini(&r);
 }
 
+static void journal_that_is_well_hides_no_failing_reads(void **state)
+{
+	struct node_slot slot[3];
+	uint32_t crc[3];
+	struct rig r;
+
+	rig_init(&r);
+	r.o.probe_ns = 60 * NSEC_PER_SEC;
+	r.o.zero_bytes_s = 1;
+	owner_open(&r, &before);
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(op_write(&r, &slot[i], r.mem, 4096, "p",
+					  &crc[i]), 0);
+	assert_int_equal(node_fault_set("nvme:read:eio", NULL, 0), 0);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(op_read(&r, &slot[i], r.mem, 4096, "p",
+					 crc[i]), -EIO);
+		assert_int_equal(node_slot_free(r.n, &slot[i]), 0);
+		assert_int_equal(owner_flush(&r), 0);
+	}
+	assert_int_equal(r.n->state, NODE_DEGRADED);
+	rig_fini(&r);
+}
+
 static void records_have_a_limit(void **state)
 {
 	struct rig r;
@@ -479,6 +503,7 @@ int main(void)
 		cmocka_unit_test(stalled_journal_holds_nobody_up),
 		cmocka_unit_test(node_ends_although_its_journal_is_refused),
 		cmocka_unit_test(power_cut_makes_no_device_sick),
+		cmocka_unit_test(journal_that_is_well_hides_no_failing_reads),
 		cmocka_unit_test(records_have_a_limit),
 		cmocka_unit_test(writes_pause_while_the_journal_is_behind),
 	};
