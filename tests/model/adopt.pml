@@ -11,21 +11,23 @@
  *	READY, record of that generation	kept
  *	ISOLATED, record of that generation	the old one died between its
  *						exchange and its decision; a
- *						client may hold the frame: the
- *						pins are summed again, then READY
- *						or FREE
+ *						client may hold the frame: READY
+ *						again, as if a pin had been found
  *	else					FREE
+ *
+ * (Where a record is bad the code does what else frees a frame: exchange, sum, and
+ * LOADING until the last unpin. A record that is good is what is modelled here.)
  *
  * The generation goes on from the word. The index is filled from what was kept;
  * lines of the old one that name other frames stay as they were, as they do in
  * the mappings of clients.
  *
- * Nothing of this is in the daemon yet; it is here because the layouts that it
- * needs are in the ABI.
+ * The code: daemon/mm/adopt_frames.c. Its clients keep their windows, as this one
+ * does.
  *
  * Taken away on request:
  *	NO_LEDGERS	ledgers come only when their client attaches again
- *	FREE_ISOLATED	an ISOLATED frame is freed without asking the pins
+ *	FREE_ISOLATED	an ISOLATED frame is freed as in flight
  *	GEN_RESET	generations of free frames start at 0 again
  *	RECORD_LATE	the record is written after READY
  */
@@ -146,14 +148,11 @@ inline adopt(f, r, s, snap)
 		if
 		:: s == ISOLATED ->
 #ifdef FREE_ISOLATED
-			s = 0;
+			drop(f)
 #else
-			isolate_and_sum(f, snap, s);
+			put_back(f);
+			enter(key[f], f, gen[f])
 #endif
-			if
-			:: s == 0 -> drop(f)
-			:: else -> put_back(f); enter(key[f], f, gen[f])
-			fi
 		:: else ->
 			enter(key[f], f, gen[f])
 		fi
