@@ -30,6 +30,8 @@
 #include "ipc/base/bits.h"
 #include "kernels/kernels.h"
 
+#define EXPECT_NS	(300 * NSEC_PER_MSEC)	/* to make an index ready, at most */
+
 /* -- records --------------------------------------------------------------------- */
 
 bool record_good(const struct mm_pool *p, const struct frame_record *r,
@@ -200,6 +202,31 @@ static bool frame_look(struct mm_pool *p, uint32_t f, uint64_t word, bool keep)
 	return true;
 }
 
+/*
+ * Nearly all of the time goes to memory that is in no cache: a record, the place
+ * of its key in the hash, and so on. It is fetched some frames ahead, each by what
+ * was fetched before it.
+ */
+#define AHEAD_RECORD	24u
+#define AHEAD_KEY	12u
+
+static void record_prefetch(const struct mm_pool *p, uint32_t f)
+{
+	__builtin_prefetch(&p->record[f]);
+	__builtin_prefetch((const char *)&p->record[f] + 64);
+}
+
+static void key_prefetch(const struct mm_pool *p, uint32_t f)
+{
+	const struct frame_record *r = &p->record[f];
+	uint64_t key[4];
+
+	if (r->group >= p->space->desc.ngroups)
+		return;
+	memcpy(key, r->key, sizeof(key));
+	page_prefetch(p->space, r->group, key);
+}
+
 /* From the top, so that the lowest is the first to be handed out. */
 static void extent_scan(struct mm_pool *p, uint32_t no, bool keep)
 {
@@ -209,12 +236,31 @@ static void extent_scan(struct mm_pool *p, uint32_t no, bool keep)
 	while (f-- > first) {
 		uint64_t word = frame_word_of(p, f);
 
-		if (f >= first + 4)
-			__builtin_prefetch(&p->record[f - 4]);
+		if (f >= first + AHEAD_RECORD)
+			record_prefetch(p, f - AHEAD_RECORD);
+		if (f >= first + AHEAD_KEY)
+			key_prefetch(p, f - AHEAD_KEY);
 		p->meta[f].gen = frame_word_gen(word);
 		if (!frame_look(p, f, word, keep))
 			frame_free(p, x, f, frame_word_gen(word));
 	}
+}
+
+/* Words of @p that may be pages'. */
+static uint64_t pool_expects(const struct mm_pool *p)
+{
+	uint64_t n = 0;
+	uint32_t no, f, end;
+
+	for (no = 1; no <= p->max_extents; no++) {
+		if (!p->extent[no].ext)
+			continue;
+		f = no * p->per_extent;
+		for (end = f + p->per_extent; f < end; f++)
+			n += frame_word_state(frame_word_of(p, f)) ==
+			     FRAME_READY;
+	}
+	return n;
 }
 
 static void pool_scan(struct mm_pool *p, unsigned int share_pct)
@@ -235,8 +281,9 @@ static void pool_scan(struct mm_pool *p, unsigned int share_pct)
 
 typedef void frame_fn(struct mm_pool *p, uint32_t f, struct page *pg);
 
-/* All frames of @p that have a page. */
-static void for_each_page_frame(struct mm_pool *p, frame_fn *fn)
+/* All frames of @p that have a page; @ahead is called some before @fn. */
+static void for_each_page_frame(struct mm_pool *p, frame_fn *ahead,
+				frame_fn *fn)
 {
 	uint32_t no, f, end;
 
@@ -244,9 +291,18 @@ static void for_each_page_frame(struct mm_pool *p, frame_fn *fn)
 		if (!p->extent[no].ext || !p->extent[no].nr_used)
 			continue;
 		f = no * p->per_extent;
-		for (end = f + p->per_extent; f < end; f++)
+		for (end = f + p->per_extent; f < end; f++) {
+			uint32_t next = f + AHEAD_KEY;
+
+			if (f + AHEAD_RECORD < end &&
+			    p->meta[f + AHEAD_RECORD].page)
+				__builtin_prefetch(p->meta[f + AHEAD_RECORD]
+						   .page, 1);
+			if (next < end && p->meta[next].page)
+				ahead(p, next, p->meta[next].page);
 			if (p->meta[f].page)
 				fn(p, f, p->meta[f].page);
+		}
 	}
 }
 
@@ -261,22 +317,49 @@ static void for_each_pool(struct mm *mm, void (*fn)(struct mm_pool *p))
 				fn(p);
 }
 
+static bool is_key(const struct page *pg, const struct frame_record *r)
+{
+	return pg && pg->group == r->group &&
+	       !memcmp(pg->key, r->parent, sizeof(r->parent));
+}
+
+/* Pages of a chain often lie side by side; then there is nothing to look for. */
+static struct page *beside(const struct mm_pool *p, uint32_t f)
+{
+	return f % p->per_extent ? p->meta[f - 1].page : NULL;
+}
+
+static void parent_ahead(struct mm_pool *p, uint32_t f, struct page *pg)
+{
+	const struct frame_record *r = &p->record[f];
+	uint64_t key[4];
+
+	if (is_key(beside(p, f), r))
+		return;
+	memcpy(key, r->parent, sizeof(key));
+	page_prefetch_first(p->space, r->group, key);
+}
+
 static void parent_find(struct mm_pool *p, uint32_t f, struct page *pg)
 {
 	const struct frame_record *r = &p->record[f];
 	uint64_t key[4];
 
+	if (f + AHEAD_RECORD < p->max_frames)
+		record_prefetch(p, f + AHEAD_RECORD);
 	if (pg->parent || !has_parent(r))
 		return;
 	memcpy(key, r->parent, sizeof(key));
-	pg->parent = page_find(p->space, r->group, key);
+	pg->parent = beside(p, f);
+	if (!is_key(pg->parent, r))
+		pg->parent = page_find(p->space, r->group, key);
 	if (!pg->parent && (pg->flags & PAGE_BOUND))
 		pg->flags |= PAGE_ORPHAN;
 }
 
 static void parents_find(struct mm_pool *p)
 {
-	for_each_page_frame(p, parent_find);
+	for_each_page_frame(p, parent_ahead, parent_find);
 }
 
 /* -- third: which are of use ----------------------------------------------------- */
@@ -318,6 +401,13 @@ static void page_link(struct page *pg)
 	list_add_tail(&up->children, &pg->sibling);
 }
 
+static void enter_ahead(struct mm_pool *p, uint32_t f, struct page *pg)
+{
+	index_prefetch(p->space, pg->key, pg->group, p->nd->ix);
+	if (pg->parent)
+		__builtin_prefetch(pg->parent, 1);
+}
+
 static void page_enter(struct mm_pool *p, uint32_t f, struct page *pg)
 {
 	struct frame_meta *m = &p->meta[f];
@@ -334,7 +424,7 @@ static void page_enter(struct mm_pool *p, uint32_t f, struct page *pg)
 
 static void pages_enter(struct mm_pool *p)
 {
-	for_each_page_frame(p, page_enter);
+	for_each_page_frame(p, enter_ahead, page_enter);
 }
 
 static void page_leave(struct mm_pool *p, uint32_t f, struct page *pg)
@@ -348,9 +438,13 @@ static void page_leave(struct mm_pool *p, uint32_t f, struct page *pg)
 		page_put(pg);
 }
 
+static void no_ahead(struct mm_pool *p, uint32_t f, struct page *pg)
+{
+}
+
 static void pages_leave(struct mm_pool *p)
 {
-	for_each_page_frame(p, page_leave);
+	for_each_page_frame(p, no_ahead, page_leave);
 }
 
 /* -- frames that were freed after a step ----------------------------------------- */
@@ -380,16 +474,35 @@ static void free_again(struct mm_pool *p)
 
 /* -- all of it ------------------------------------------------------------------- */
 
+/* Room for what will come to @sp. */
+static void space_expect(struct mm_space *sp)
+{
+	uint64_t n = 0;
+	unsigned int c, i;
+
+	for (c = 0; c < sp->desc.nclasses; c++)
+		for (i = 0; i < sp->mm->nr_nodes; i++)
+			if (sp->pool[c][i] && sp->pool[c][i]->adopted)
+				n += pool_expects(sp->pool[c][i]);
+	page_reserve(sp, n);
+	index_expect(sp, n);
+}
+
 int adopt_frames(struct mm *mm, unsigned int share_pct, struct errmsg *e)
 {
+	struct mm_space *sp;
 	struct mm_pool *p;
 	unsigned int i;
 
+	list_for_each_entry(sp, &mm->spaces, link)
+		space_expect(sp);
 	for (i = 0; i < mm->nr_nodes; i++)
 		list_for_each_entry(p, &mm->node[i].pools, node_link)
 			if (p->adopted)
 				pool_scan(p, share_pct);
 	for_each_pool(mm, parents_find);
+	list_for_each_entry(sp, &mm->spaces, link)
+		index_expected(sp, deadline_in(EXPECT_NS));
 	for_each_pool(mm, pages_enter);
 	for_each_pool(mm, pages_leave);
 	for_each_pool(mm, free_again);

@@ -29,6 +29,7 @@
 
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
+#include "ipc/base/clock.h"
 
 #define INDEX_MIN_LINES	1024u
 #define INDEX_MAX_LINES	(UINT64_C(1) << 32)
@@ -244,6 +245,7 @@ struct huge_job {
 	int		fd;
 	uint64_t	off;
 	uint64_t	bytes;
+	uint64_t	slice;		/* bytes at a time */
 	bool		failed;
 };
 
@@ -252,8 +254,8 @@ static void huge_fn(struct work *w)
 	struct huge_job *j = container_of(w, struct huge_job, work);
 
 	j->failed = shm_huge(j->fd, j->off, min(j->bytes - j->off,
-						HUGE_SLICE)) < 0;
-	j->off += HUGE_SLICE;
+						j->slice)) < 0;
+	j->off += j->slice;
 }
 
 /* One piece a job, so that others get their turn; none at all: give up. */
@@ -276,7 +278,7 @@ static void huge_done(struct work *w)
  * resident. Keys are spread evenly, so at one line in HUGE_PART nearly all of it
  * is anyway: four lines in each memory page.
  */
-static void index_want_huge(struct mm_space *sp)
+static void index_want_huge(struct mm_space *sp, uint64_t slice)
 {
 	struct huge_job *j;
 
@@ -294,11 +296,27 @@ static void index_want_huge(struct mm_space *sp)
 	j->sp = sp;
 	j->pool = sp->mm->o.pool;
 	j->bytes = sp->index_shm.bytes;
+	j->slice = slice;
 	j->work.fn = huge_fn;
 	j->work.done = huge_done;
 	j->work.bulk = true;
 	sp->index_huge = j;
 	work_submit(j->pool, &j->work);
+}
+
+void index_expect(struct mm_space *sp, uint64_t nr_pages)
+{
+	if (!sp->index_asked && nr_pages >= sp->index->nr_lines / HUGE_PART)
+		index_want_huge(sp, sp->index_shm.bytes);
+}
+
+void index_expected(struct mm_space *sp, uint64_t deadline_ns)
+{
+	const struct timespec ts = ns_to_timespec(100 * NSEC_PER_USEC);
+
+	while (sp->index_huge && !deadline_past(deadline_ns))
+		if (!work_poll(sp->mm->o.pool, 0))
+			nanosleep(&ts, NULL);
 }
 
 /* What the worker has in hand it ends, and no more. */
@@ -453,7 +471,7 @@ void index_add(struct mm_space *sp, const struct page *pg, uint8_t node,
 	line_write(l, &v);
 	if (!sp->index_asked &&
 	    sp->index_used >= sp->index->nr_lines / HUGE_PART)
-		index_want_huge(sp);
+		index_want_huge(sp, HUGE_SLICE);
 }
 
 void index_prefetch(const struct mm_space *sp, const uint64_t key[4],

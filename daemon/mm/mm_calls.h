@@ -16,6 +16,11 @@ struct page *page_find(struct mm_space *sp, uint16_t group,
 /* It will be looked for soon. */
 void page_prefetch(const struct mm_space *sp, uint16_t group,
 		   const uint64_t key[4]);
+/* And when that is there: the first page that it may be. */
+void page_prefetch_first(const struct mm_space *sp, uint16_t group,
+			 const uint64_t key[4]);
+/* So many will come. */
+void page_reserve(struct mm_space *sp, uint64_t nr_pages);
 /* A page without copies; entered in the hash and with its parent's children. */
 struct page *page_create(struct mm_space *sp, uint16_t group,
 			 const uint64_t key[4], struct page *parent,
@@ -58,6 +63,13 @@ struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
 /* -- index.c: the writer of ipc/index.h -------------------------------------- */
 int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch);
 void index_destroy(struct mm_space *sp);
+/*
+ * So many pages will come at once: a worker has huge pages made for all of the
+ * index meanwhile, which takes less than to fault it in, and makes each look cheaper.
+ */
+void index_expect(struct mm_space *sp, uint64_t nr_pages);
+/* Waits for it, as long as that is worth it. */
+void index_expected(struct mm_space *sp, uint64_t deadline_ns);
 /* Insert or update; grows when it must; pushes out another page's line at last. */
 void index_set(struct mm_space *sp, const struct page *pg, uint8_t node,
 	       uint8_t flags, uint64_t fword, uint32_t frame);

@@ -126,11 +126,10 @@ static void hash_add(struct page *pg)
 	chain->may_have |= hash_bit(h);
 }
 
-/* Doubles it; stays as it is, only slower, when there is no memory. */
-static bool hash_grow(struct mm_space *sp)
+/* Stays as it is, only slower, when there is no memory. */
+static bool hash_resize(struct mm_space *sp, uint64_t size)
 {
 	uint64_t old_size = sp->hash_size, i;
-	uint64_t size = old_size ? 2 * old_size : HASH_MIN;
 	struct page_chain *old = sp->hash;
 	struct page *pg;
 
@@ -148,6 +147,19 @@ static bool hash_grow(struct mm_space *sp)
 	}
 	free(old);
 	return true;
+}
+
+static bool hash_grow(struct mm_space *sp)
+{
+	return hash_resize(sp, sp->hash_size ? 2 * sp->hash_size : HASH_MIN);
+}
+
+void page_reserve(struct mm_space *sp, uint64_t nr_pages)
+{
+	uint64_t size = roundup_pow2(max(nr_pages, (uint64_t)HASH_MIN));
+
+	if (size > sp->hash_size)
+		hash_resize(sp, size);
 }
 
 static void hash_del(struct page *pg)
@@ -193,6 +205,14 @@ void page_prefetch(const struct mm_space *sp, uint16_t group,
 {
 	if (sp->hash_size)
 		__builtin_prefetch(hash_chain(sp, hash_of(sp, group, key)), 1);
+}
+
+void page_prefetch_first(const struct mm_space *sp, uint16_t group,
+			 const uint64_t key[4])
+{
+	if (sp->hash_size)
+		__builtin_prefetch(hash_chain(sp, hash_of(sp, group,
+							  key))->first);
 }
 
 /* -- life ------------------------------------------------------------------ */
