@@ -239,8 +239,8 @@ enum session_state {
  * @late:	the request that waits while ring.marked; no further one is read
  * @told:	client numbers of the members that it has been told of
  * @doom:	to be cut off at the end of the round, and why
- * @resumable:	CLOSED: the last daemon's, adopted with all that it had; its
- *		process may come again and go on
+ * @resumable:	CLOSED: its process may come again and go on: it was not cut off,
+ *		or it is the last daemon's, adopted with all that it had
  * @secret:	of its ledger, as it was written there
  * @foreign:	in another PID namespace: @cred_pid is 0, its own word is shown
  */
@@ -289,6 +289,28 @@ int listener_add(struct server *s, const struct config_socket *cfg,
 void listeners_close(struct server *s);
 /** listeners_run() - accept again after a pause; returns when to come again */
 uint64_t listeners_run(struct server *s, uint64_t now_ns);
+
+/* -- the host's memory: hostmem.c ------------------------------------------------------ */
+
+/**
+ * struct hostmem - what the host has left
+ * @floor:	bytes that are to be available; 0: nobody cares
+ * @due_ns:	when it is looked at again
+ * @lack:	bytes that it lacks now
+ * @shortages:	how often it began to
+ * @stalled:	tasks stall for memory (PSI), though some is available
+ */
+struct hostmem {
+	uint64_t	floor;
+	uint64_t	due_ns;
+	uint64_t	lack;
+	uint64_t	shortages;
+	bool		stalled;
+};
+
+void hostmem_init(struct server *s);
+/** hostmem_run() - look, and have mm give back; returns when to come again */
+uint64_t hostmem_run(struct server *s, uint64_t now_ns);
 
 /* -- clients of the last daemon's: resume.c ------------------------------------------ */
 
@@ -484,6 +506,7 @@ struct server {
 	struct mm_adopted adopted;
 	uint64_t	adopt_ns;	/* it took */
 	uint64_t	resumed;	/* clients that came again */
+	struct hostmem	hostmem;
 	unsigned int	flushing;
 	uint64_t	reexec_ns;
 	char		reexec_why[160];
