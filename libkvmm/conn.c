@@ -41,7 +41,7 @@ int kvmm_conn_watch(struct kvmm *k, int fd)
 }
 
 /* Its description may live on in the daemon: closing would not remove it. */
-static void unwatch(struct kvmm *k, int fd)
+void kvmm_conn_unwatch(struct kvmm *k, int fd)
 {
 	epoll_ctl(k->epfd, EPOLL_CTL_DEL, fd, NULL);
 }
@@ -61,7 +61,7 @@ void kvmm_kick(struct kvmm *k)
 static void drop_socket(struct kvmm *k)
 {
 	if (k->sock >= 0)
-		unwatch(k, k->sock);
+		kvmm_conn_unwatch(k, k->sock);
 	close_fd(&k->sock);
 }
 
@@ -234,7 +234,7 @@ void kvmm_conn_lost(struct kvmm *k)
 	while (kvmm_cq_run(k, e, UINT32_MAX) &&
 	       ring_pending(&e->ledger->cq, e->cq_head))
 		;
-	unwatch(k, e->notify);
+	kvmm_conn_unwatch(k, e->notify);
 	k->fd_ready = false;
 	k->armed = false;
 	kvmm_sq_stop(e);
@@ -327,7 +327,7 @@ static void receive(struct kvmm *k, uint64_t now) __must_hold(&k->lock)
 			return;
 		}
 		/* what the daemon said of the era made no sense: without it then */
-		if (err == -EPROTO || k->state == CONN_RESUME)
+		if (err == -EPROTO)
 			k->anew = true;
 		try_later(k, now);
 		return;
@@ -503,7 +503,7 @@ static void conn_free(struct kvmm *k)
 	drop_socket(k);
 	e = kvmm_era_now(k);
 	if (e) {
-		unwatch(k, e->notify);
+		kvmm_conn_unwatch(k, e->notify);
 		kvmm_era_forget(e);
 	}
 	close_fd(&k->epfd);

@@ -185,6 +185,7 @@ int kvmm_call_stray(struct kvmm *k, struct sock_msg *m, int err);
 
 /* conn.c, for resume.c */
 int kvmm_conn_watch(struct kvmm *k, int fd);
+void kvmm_conn_unwatch(struct kvmm *k, int fd);
 void kvmm_conn_up(struct kvmm *k, struct kvmm_era *e) __must_hold(&k->lock);
 
 /* resume.c: an era that the next daemon takes over */

@@ -10,6 +10,9 @@
  * eventfds are new. They take the places of the old ones under the same numbers,
  * since other threads may be about to use those.
  *
+ * The same goes for a daemon that is still the same one, when the connection to it
+ * has ended without our being cut off.
+ *
  * What was in flight has ended when the connection did. The daemon does nothing of
  * what was posted to its predecessor, but for frames that were given back; so when
  * it says that all is told (WIRE_RESUMED), the ring is empty and both sides begin
@@ -77,6 +80,8 @@ int kvmm_resume_begin(struct kvmm *k)
 		fd = sock_msg_take_fd(k->msg);
 		close_fd(&fd);
 	}
+	/* a former try may have got as far as that */
+	kvmm_conn_unwatch(k, e->notify);
 	err = swap_fd(e->doorbell, sock_msg_take_fd(k->msg));
 	if (!err)
 		err = swap_fd(e->notify, sock_msg_take_fd(k->msg));
@@ -152,6 +157,30 @@ static void close_the_rest(struct kvmm *k, struct wire_resumed *r)
 		give_back(k, WIRE_DETACH, r->space[i]);
 }
 
+/* A daemon that was told of our end has given our floors to others. */
+static void reserve_again(struct kvmm *k, const struct kvmm_att *a)
+{
+	struct wire_reserve r = {
+		.h	= { .type = WIRE_RESERVE, .len = sizeof(r) },
+		.space	= a->ix,
+	};
+	unsigned int c, n;
+
+	for (c = 0; c < KVMM_MAX_CLASSES; c++) {
+		for (n = 0; n < KVMM_MAX_NODES; n++) {
+			r.frames = atomic_load_explicit(&a->sp->reserved[c][n],
+							memory_order_relaxed);
+			if (!r.frames)
+				continue;
+			r.h.seq = ++k->seq;
+			r.cls = (uint16_t)c;
+			r.node = (uint16_t)n;
+			/* kvmm_avail() says what came of it */
+			sock_send(k->sock, &r.h, NULL, 0);
+		}
+	}
+}
+
 /* -- going on --------------------------------------------------------------------- */
 
 static void ring_again(struct kvmm_era *e)
@@ -173,6 +202,8 @@ static void views_again(struct kvmm *k, struct kvmm_era *e)
 
 	list_for_each_entry(sp, &k->spaces, link) {
 		a = att_of(sp, e);
+		if (a)
+			reserve_again(k, a);
 		for (v = a ? a->views : NULL; v; v = v->next) {
 			kvmm_view_peers_settle(k, v);
 			kvmm_view_resumed(v);

@@ -176,6 +176,7 @@ void mm_client_disconnect(struct mm_client *c)
 	}
 	list_for_each_entry(w, &c->windows, client_link) {
 		win_give_up(w);
+		keep_win(w);
 		if (mm_broken(c->mm, MM_BREAK_LEDGER))
 			win_void(w);
 	}

@@ -12,6 +12,9 @@
  * What got pinned meanwhile is waited for, within shrink_ack; then the extent is
  * opened again and nothing is lost but the pages that have gone.
  *
+ * Where an extent is not wanted by another class but by the host, the same is done
+ * for as long as it lacks memory: mm_host_short().
+ *
  * Ages are sampled: an extent is as young as the youngest of a few of its pages.
  */
 #include <stdlib.h>
@@ -194,10 +197,52 @@ static uint64_t evac_slice(struct mm_node *nd, uint64_t now)
 	return now;
 }
 
+/* -- for the host ------------------------------------------------------------- */
+
+/* The pool used longest ago that was used after @than; NULL: there is none. */
+static struct mm_pool *pool_oldest(struct mm_node *nd, uint64_t than)
+{
+	struct mm_pool *p, *best = NULL;
+
+	list_for_each_entry(p, &nd->pools, node_link) {
+		uint32_t keep = p->space->nr_clients ? 1 : 0;
+
+		if (p->ending || p->used_ns < than ||
+		    p->nr_extents - p->extents_going <= keep)
+			continue;
+		if (!best || p->used_ns < best->used_ns)
+			best = p;
+	}
+	return best;
+}
+
+static void node_give_back(struct mm_node *nd)
+{
+	uint64_t than = 0;
+	struct mm_pool *p;
+
+	while (!nd->evac && (p = pool_oldest(nd, than))) {
+		than = p->used_ns + 1;
+		pool_evacuate(p);
+	}
+}
+
+void mm_host_short(struct mm *mm, uint64_t bytes)
+{
+	mm->host_lacks = bytes;
+	mm->host_short = bytes;
+	if (bytes)
+		mm->next_reclaim_ns = 0;
+}
+
 uint64_t evacuate_run(struct mm *mm, uint64_t now)
 {
 	uint64_t next = UINT64_MAX, at;
 	unsigned int i;
+
+	for (i = 0; mm->host_short && i < mm->nr_nodes; i++)
+		if (mm->node[i].mem && mm->node[i].kind == KVMM_NODE_HOST)
+			node_give_back(&mm->node[i]);
 
 	for (i = 0; i < mm->nr_nodes; i++) {
 		struct mm_node *nd = &mm->node[i];

@@ -237,6 +237,15 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns);
  */
 uint64_t mm_run(struct mm *mm, uint64_t now_ns);
 
+/**
+ * mm_host_short() - the host lacks @bytes of memory; 0: not any more
+ *
+ * While it does, pools on host nodes grow no further than one extent, and extents
+ * that hold nothing that cannot be taken are emptied and given back, the one
+ * touched longest ago first. To be said anew when it was measured anew.
+ */
+void mm_host_short(struct mm *mm, uint64_t bytes);
+
 /* -- clients and engines --------------------------------------------------- */
 
 /**

@@ -566,6 +566,8 @@ struct mm {
 	uint64_t	page_slab_bytes;
 	uint64_t	nr_step_waits;
 	uint64_t	next_estimate_ns;
+	bool		host_lacks;	/* memory, and none of ours is to grow */
+	uint64_t	host_short;	/* of it, bytes that are still to come from us */
 	uint64_t	next_spaces_ns;
 	uint64_t	next_pools_ns;	/* 0: something changed, look now */
 	struct list	pub_ready;	/* publish.c: entries to look at again */

@@ -393,6 +393,9 @@ int pool_grow(struct mm_pool *p)
 	    (p->extents_coming &&
 	     (uint64_t)p->extents_coming * p->per_extent >= p->want))
 		return 0;
+	/* what it has already will do while the host is short of memory */
+	if (mm->host_lacks && p->nr_extents && p->nd->kind == KVMM_NODE_HOST)
+		return -ENOSPC;
 	if (mm->now_ns < p->grow_after_ns)
 		return p->extents_coming ? 0 : -EAGAIN;
 	if (p->nr_extents + p->nr_lost + p->extents_coming >= p->max_extents)
@@ -517,9 +520,12 @@ static void extent_gone(struct extent *ext, int err, void *arg)
 /* Back to the node; true when it is on its way. */
 static bool extent_put(struct mm_pool *p, struct mm_extent *e)
 {
+	struct mm *mm = p->space->mm;
+
 	if (node_extent_put(e->ext, extent_gone, p))
 		return false;		/* I/O on it: tried again */
 	p->extents_putting++;
+	mm->host_short -= min(mm->host_short, pool_extent_bytes(p));
 	keep_extent_drop(p, e->no);
 	close_fd(&e->ro_fd);
 	close_fd(&e->rw_fd);

@@ -387,6 +387,8 @@ static json_t *notes_json(struct server *s, const struct totals *t)
 				 node_state_name(s->node[i]->state),
 				 s->node[i]->why[0] ? ": " : "",
 				 s->node[i]->why);
+	if (s->hostmem.lack)
+		add_note(notes, "the host is short of memory: DRAM that is not in use goes back");
 	if (s->ladder && s->ladder->why[0])
 		add_note(notes, "%s", s->ladder->why);
 	if (park_why(s->park, why, sizeof(why)))
@@ -464,6 +466,12 @@ int cmd_status(struct server *s, const json_t *req, json_t *r,
 	json_object_set_new(r, "start", start_json(s));
 	json_object_set_new(r, "park", park_json(s));
 	json_object_set_new(r, "adopted", adopted_json(s));
+	json_object_set_new(r, "host_memory",
+			    json_pack("{s:I, s:I, s:I}",
+				      "floor", (json_int_t)s->hostmem.floor,
+				      "lack", (json_int_t)s->hostmem.lack,
+				      "shortages",
+				      (json_int_t)s->hostmem.shortages));
 	json_object_set_new(r, "notes", notes_json(s, &t));
 	return 0;
 }

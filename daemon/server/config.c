@@ -117,6 +117,9 @@ static const struct key limit_keys[] = {
 	  offsetof(struct config, max_requests), 1, 1 << 20 },
 	{ "pin_limit_pct", key_u32, "1 to 100, per cent of a node's frames",
 	  offsetof(struct config, pin_limit_pct), 1, 100 },
+	{ "host_floor_pct", key_u32,
+	  "0 to 50, per cent of MemTotal, 0: no floor",
+	  offsetof(struct config, host_floor_pct), 0, 50 },
 	{ NULL }
 };
 
@@ -428,6 +431,7 @@ void config_defaults(struct config *c)
 	c->max_spaces = KVMM_MAX_SPACES;
 	c->max_requests = 64 * 1024;
 	c->pin_limit_pct = 90;
+	c->host_floor_pct = 5;
 	c->fetch_ns = 2 * NSEC_PER_SEC;
 	c->direct_reclaim_ns = 5 * NSEC_PER_MSEC;
 	c->shrink_ack_ns = 5 * NSEC_PER_SEC;

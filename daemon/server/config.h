@@ -110,6 +110,7 @@ struct config {
 	uint32_t	max_spaces;
 	uint32_t	max_requests;		/* in flight, a socket */
 	uint32_t	pin_limit_pct;
+	uint32_t	host_floor_pct;		/* of MemTotal, to be left available */
 	uint64_t	fetch_ns;
 	uint64_t	direct_reclaim_ns;
 	uint64_t	shrink_ack_ns;

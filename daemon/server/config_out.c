@@ -212,7 +212,7 @@ int config_print(const struct config *c, FILE *out)
 	for (i = 0; i < c->nr_nodes; i++)
 		json_array_append_new(nodes, node_json(&c->node[i]));
 	root = json_pack("{s:s, s:{s:s}, s:o, s:o, s:s,"
-			 " s:{s:i, s:i, s:i, s:i}, s:{s:o, s:o, s:o, s:o},"
+			 " s:{s:i, s:i, s:i, s:i, s:i}, s:{s:o, s:o, s:o, s:o},"
 			 " s:i, s:s}",
 			 "state_dir", c->state_dir,
 			 "admin", "socket", c->admin_socket,
@@ -222,6 +222,7 @@ int config_print(const struct config *c, FILE *out)
 			 "max_spaces", (int)c->max_spaces,
 			 "max_requests", (int)c->max_requests,
 			 "pin_limit_pct", (int)c->pin_limit_pct,
+			 "host_floor_pct", (int)c->host_floor_pct,
 			 "timeouts", "fetch", ns_json(c->fetch_ns),
 			 "direct_reclaim", ns_json(c->direct_reclaim_ns),
 			 "shrink_ack", ns_json(c->shrink_ack_ns),

@@ -185,6 +185,7 @@ static uint64_t loop_due(struct server *s)
 		if (node_poll(s->node[i], BUDGET) == BUDGET)
 			due = 0;
 	due = min(due, held_run(s, now));
+	due = min(due, hostmem_run(s, now));
 	s->mm_due = mm_run(s->mm, now);
 	due = min(due, s->mm_due);
 	for (i = 0; i < s->nr_nodes; i++) {

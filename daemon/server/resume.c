@@ -7,7 +7,8 @@
  * record. From these comes a session without a socket: its process may live, and
  * if it does not its pidfd says so at once. Then the client connects and says in
  * its hello which it was, with the secret that only its ledger has: it goes on, in
- * the same ledger, with the same windows and pins. One that has lost something (a
+ * the same ledger, with the same windows and pins. So does one whose connection to
+ * this daemon has ended without anybody's fault. One that has lost something (a
  * pool that was given up) is not taken back: it becomes a new client, and what it
  * was goes with its process.
  */
@@ -279,8 +280,10 @@ static struct session *resume_find(const struct session *ss,
 	list_for_each_entry(o, &ss->server->sessions, link)
 		if (o->no == h->client)
 			break;
-	if (&o->link == &ss->server->sessions || !o->resumable ||
-	    o->state != SESSION_CLOSED || h->epoch != ss->server->epoch ||
+	if (&o->link == &ss->server->sessions ||
+	    (o->state != SESSION_LIVE &&
+	     !(o->state == SESSION_CLOSED && o->resumable)) ||
+	    h->epoch != ss->server->epoch ||
 	    memcmp(o->secret, h->secret, sizeof(o->secret)))
 		return NULL;
 	/* of a foreign process its secret says enough, for it has no number */
@@ -363,6 +366,13 @@ bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd)
 	/* its own process has exited, whoever speaks now */
 	if (!o || fd_pidfd_dead(o->pid.fd) > 0)
 		return false;
+	if (o->state == SESSION_LIVE) {
+		/* it has hung up there, and we have not got to that */
+		session_send_error(ss, h->h.seq, -EAGAIN,
+				   "the former connection is not closed yet");
+		session_over(ss);
+		return true;
+	}
 	o->resumable = false;
 	err = ring_resume(o);
 	if (!err)

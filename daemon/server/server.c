@@ -331,6 +331,7 @@ int server_create(const struct server_opts *o, struct server **ret,
 		server_destroy(s, deadline_in(NSEC_PER_SEC));
 		return err;
 	}
+	hostmem_init(s);
 	err = adopt_clients(s, e);
 	if (err)
 		return err;	/* nothing is taken apart: a later one may have it */

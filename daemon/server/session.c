@@ -434,6 +434,8 @@ static void session_close(struct session *ss, bool exited)
 	alone = session_alone(ss);
 	mm_client_disconnect(ss->mc);
 	close_fd(&ss->notify_fd);
+	/* who was cut off has lost its right to go on */
+	ss->resumable = !ss->doom;
 	if (exited || (!ss->nr_wins && alone))
 		session_exit(ss);
 }

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -24,6 +25,7 @@
 #define LONG_WAIT	20000
 #define BACK_MS		5000
 #define GAP_NS		NSEC_PER_SEC
+#define MIB		(UINT64_C(1) << 20)
 
 static struct td_opts kept_opts = {
 	.keep	= true,
@@ -240,6 +242,87 @@ static void reexec_is_only_a_gap(void **state)
 	tc_close(c);
 	ta_baseline(&f->d, BACK_MS);
 	fx_stop(f);
+}
+
+/* The daemon lives, and nobody was to blame: the request goes on. */
+static void so_does_a_connection_that_was_lost(void **state)
+{
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	struct kvmm_hit hit[16];
+	kvmm_frame_t frame;
+	struct kvmm_req *rq;
+	struct kvmm_pub pub;
+	struct kvmm_done d;
+	unsigned int i;
+	uint64_t n;
+
+	start(f);
+	tc_open(c, f->d.socket, NULL);
+	T_EQ(tc_put(c, 1, 0, 16), 16);
+	rq = tc_req(c, 1);
+	T_EQ(tc_match(c, rq, 1, 16, hit, NULL), 16);
+	for (i = 0; i < 5; i++) {
+		n = reconnects(c);
+		T_OK(shutdown(c->k->sock, SHUT_RDWR));
+		T_WAIT(LONG_WAIT, back(c, n));
+		T_EQ(ta_clients(&f->d), 1);
+		T_EQ(ta_pins(&f->d, getpid()), 16 + i);
+		tc_alloc(c, rq, 0, 1, &frame);
+		tc_pub(c, &pub, 2 + i, 0, TC_FULL, frame, 0);
+		tc_fill(c, 0, frame, &pub.key);
+		T_OK(kvmm_publish(rq, c->node, &pub, 1, 5 + i));
+		T_CHECK(tc_wait(c, 5 + i, &d, LONG_WAIT));
+		T_EQ(d.res[0].result, 0);
+	}
+	tc_end(rq);
+	ta_check(&f->d);
+	tc_close(c);
+	ta_baseline(&f->d, BACK_MS);
+	fx_stop(f);
+}
+
+/* -- the host lacks memory ---------------------------------------------------------- */
+
+static void say_available(const char *path, unsigned int mib)
+{
+	FILE *f = fopen(path, "w");
+
+	T_CHECK(f);
+	fprintf(f, "MemTotal: %u kB\nMemAvailable: %u kB\n", 10240u * 1024,
+		mib * 1024);
+	fclose(f);
+}
+
+static void what_was_adopted_goes_back_to_a_host_in_need(void **state)
+{
+	static char path[64], env[96];
+	static const char *envs[] = { env, NULL };
+	struct td_opts o = kept_opts;
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	uint64_t had;
+
+	snprintf(path, sizeof(path), "/var/tmp/kvmm-meminfo-%d", (int)getpid());
+	snprintf(env, sizeof(env), "KVMM_TEST_MEMINFO=%s", path);
+	say_available(path, 4096);
+	o.env = envs;
+	fx_start(f, &o);
+	tc_open(c, f->d.socket, NULL);
+	for (unsigned int i = 0; i < 32; i++)
+		T_EQ(tc_put(c, 1 + i, 0, 64), 64);
+	tc_ping(c);
+	had = ta_node(&f->d, "dram0", "used");
+	T_CHECK(had >= 128 * MIB, "%llu", (unsigned long long)had);
+	say_available(path, 448);	/* 64 MiB less than 5 per cent */
+	crash_and_back(f, c);
+	T_WAIT(LONG_WAIT, (tc_sync(c, 0), tc_poll(c),
+			   ta_node(&f->d, "dram0", "used") <= had - 64 * MIB));
+	say_available(path, 4096);
+	T_EQ(tc_put(c, 100, 0, 64), 64);
+	T_EQ(tc_hits(c, 100, 64), 64);
+	ta_check(&f->d);
+	unlink(path);
 }
 
 /* -- several, under load ----------------------------------------------------------- */
@@ -580,6 +663,8 @@ int main(void)
 		FX_TEST(unanswered_publishes_cost_no_frame),
 		FX_TEST(windows_closed_meanwhile_are_closed),
 		FX_TEST(reexec_is_only_a_gap),
+		FX_TEST(so_does_a_connection_that_was_lost),
+		FX_TEST(what_was_adopted_goes_back_to_a_host_in_need),
 		FX_TEST(engines_work_on_through_crashes),
 		FX_TEST(who_died_meanwhile_holds_nothing),
 		FX_TEST(an_engine_stays_one),

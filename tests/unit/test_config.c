@@ -85,7 +85,8 @@ static void config_reads_every_key(void **state)
 		"  \"writes_per_day\": 0.3, \"discard\": \"segments\","
 		"  \"sqpoll\": true, \"rebuild\": \"damaged\"}],"
 		" \"limits\": {\"max_clients\": 7, \"max_spaces\": 8,"
-		"  \"max_requests\": 9, \"pin_limit_pct\": 10},"
+		"  \"max_requests\": 9, \"pin_limit_pct\": 10,"
+		"  \"host_floor_pct\": 20},"
 		" \"timeouts\": {\"fetch\": \"1s\", \"direct_reclaim\": \"1ms\","
 		"  \"shrink_ack\": \"2s\"},"
 		" \"spin_us\": 0, \"log_level\": \"debug\"}", &c, &e), 0);
@@ -113,6 +114,7 @@ static void config_reads_every_key(void **state)
 	assert_int_equal(c.max_spaces, 8);
 	assert_int_equal(c.max_requests, 9);
 	assert_int_equal(c.pin_limit_pct, 10);
+	assert_int_equal(c.host_floor_pct, 20);
 	assert_int_equal(c.fetch_ns, NSEC_PER_SEC);
 	assert_int_equal(c.direct_reclaim_ns, NSEC_PER_MSEC);
 	assert_int_equal(c.shrink_ack_ns, 2 * NSEC_PER_SEC);

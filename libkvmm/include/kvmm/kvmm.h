@@ -282,9 +282,9 @@ KVMM_API int kvmm_ping(struct kvmm *k, uint64_t tag);
  *
  * One that took over what its predecessor had goes on with its epoch: windows,
  * frames, pins and requests are as they were, only what was in flight has ended
- * with -ENOTCONN. Nor does it change when a connection that was cut off is made
- * again to the same daemon, but requests from before are -ESTALE then, too, and
- * kvmm_win_sync() attaches again likewise.
+ * with -ENOTCONN. Nor does it change when the daemon has cut us off, for breaking
+ * the protocol or a limit, and we come again: but requests from before are -ESTALE
+ * then, and kvmm_win_sync() attaches again.
  */
 KVMM_API uint64_t kvmm_epoch(const struct kvmm *k);
 
