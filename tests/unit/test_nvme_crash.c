@@ -476,7 +476,7 @@ static void crash_run(unsigned int steps, unsigned int share,
 	rng_seed(&rng, seed + 1);
 	image = malloc(h.bytes);
 	assert_non_null(image);
-	for (unsigned int e = 1; e <= h.event + 1; e++) {
+	for (unsigned int e = 1; e <= h.event; e++) {
 		if (share && rng_below(&rng, h.event) >= share)
 			continue;
 		crash_at(&r, e, NULL, image, false);
