@@ -182,9 +182,15 @@ static void requests_are_batched(void **state)
 	ta_check(&f->d);
 }
 
+static uint64_t both(const char *name)
+{
+	return ep_stat(&e[0], name) + ep_stat(&e[1], name);
+}
+
 /* Both compute the same at the same time: one page of two stays, and serves. */
 static void two_engines_of_a_space_share_what_they_compute(void **state)
 {
+	uint64_t exists = 0, audited = 0, hits;
 	struct fx *f = *state;
 	struct ep_req r[32];
 	unsigned int i;
@@ -197,10 +203,17 @@ static void two_engines_of_a_space_share_what_they_compute(void **state)
 		ask_many(&e[1], 16, r);
 		expect_many(&e[0], shapes[i], 16, r);
 		expect_many(&e[1], shapes[i], 16, r);
-		T_EQ(ep_stat(&e[0], "differ") + ep_stat(&e[1], "differ"), 0);
+		T_EQ(both("differ"), 0);
+		audited += both("audited");
+		exists += both("exists");
+		/* none of the two has computed all that it used */
+		hits = both("hit_pages");
+		T_CHECK(hits + both("exists") > 0, "%s", shapes[i]);
 		ep_quit(&e[0]);
 		ep_quit(&e[1]);
 	}
+	/* and it was seen that a page of one is a page of the other */
+	T_CHECK(exists > 0 && audited > 0);
 	ta_baseline(&f->d, 5000);
 	ta_check(&f->d);
 }
