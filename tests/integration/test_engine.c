@@ -306,7 +306,7 @@ static void samples_write_to_pages_that_were_guarded(void **state)
 		for (j = 0; j < 2; j++)
 			ep_expect(&a[j], "mha", &r);
 	}
-	T_CHECK(ep_stat(&e[0], "published") > MIB / 16384);
+	T_CHECK(ta_counter(&f->d, "dram0", "pgpublish") > MIB / 16384);
 	T_CHECK(ep_stat(&e[0], "guarded") > 8 * 8);
 	T_EQ(ep_stat(&e[0], "unguarded"), 0);
 	T_CHECK(ep_stat(&e[0], "forks") > 4);

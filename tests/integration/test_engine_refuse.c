@@ -23,7 +23,7 @@ static const struct ep_req req = {
 
 /* Where it is chance whether two of them meet. */
 #define MAX_TRIES	10u
-#define MIN_TRIES	3u
+#define MIN_TRIES	2u
 
 static struct ep e[2];
 
