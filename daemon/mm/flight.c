@@ -470,6 +470,11 @@ void flight_join(struct flight_wait *w, struct flight *fl,
 	}
 }
 
+bool flight_waits(const struct flight_wait *w)
+{
+	return w->fl && !w->fl->frame;
+}
+
 int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
 		 uint64_t deadline_ns, uint32_t more)
 {

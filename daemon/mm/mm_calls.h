@@ -246,6 +246,8 @@ void client_free(struct mm_client *c);
 void engine_evict(struct mm_engine *e, const char *why);
 /* This one is to be disconnected; asked for once. */
 void client_evict(struct mm_client *c, const char *why);
+/* A load of @e has no frame of @p, waiting for one or not. */
+void pool_starves(struct mm_pool *p, const struct mm_engine *e);
 /* Count what engines pin in @p, a part a call; evicts who is over the limit. */
 void pool_count_pins(struct mm_pool *p);
 uint64_t engines_run(struct mm *mm, uint64_t now_ns);

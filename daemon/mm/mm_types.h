@@ -273,6 +273,9 @@ struct mm_pool {
 	uint64_t	grow_after_ns;	/* not before: the last try failed */
 	uint64_t	pin_scan_ns;	/* when pins were last counted */
 	uint32_t	pin_scan_at;	/* next extent of the count; 0: none */
+	uint32_t	starved;	/* engine whose loads found no frame since then;
+					   0: none */
+	bool		starved_more;	/* ... and others' */
 	uint32_t	*free;
 	uint64_t	*free_map;
 	uint32_t	nr_free;
