@@ -376,7 +376,7 @@ static int check_memory_pool(const struct mm_pool *p, uint64_t *bytes,
 			     struct errmsg *e)
 {
 	struct frame_tally t = { 0 };
-	uint32_t no, nr = 0, going = 0;
+	uint32_t no, nr = 0, going = 0, held = 0;
 	uint64_t nr_free = 0;
 	int err;
 
@@ -385,6 +385,7 @@ static int check_memory_pool(const struct mm_pool *p, uint64_t *bytes,
 			continue;
 		nr++;
 		going += p->extent[no].going;
+		held += p->extent[no].held;
 		*bytes += p->extent[no].ext->bytes;
 		err = check_extent(p, &p->extent[no], &t, &nr_free, e);
 		if (err)
@@ -392,10 +393,10 @@ static int check_memory_pool(const struct mm_pool *p, uint64_t *bytes,
 	}
 	*bytes += p->extents_coming * pool_extent_bytes(p);
 	if (nr != p->nr_extents || going != p->extents_going ||
-	    p->nr_frames != nr * p->per_extent)
-		return broken(e, "%u extents, %u going; counted as %u, %u and %u frames",
-			      nr, going, p->nr_extents, p->extents_going,
-			      p->nr_frames);
+	    held != p->extents_held || p->nr_frames != nr * p->per_extent)
+		return broken(e, "%u extents, %u going, %u held; counted as %u, %u, %u and %u frames",
+			      nr, going, held, p->nr_extents, p->extents_going,
+			      p->extents_held, p->nr_frames);
 	if (nr_free != p->nr_free || t.open != p->nr_open ||
 	    t.loading != p->nr_loading || t.ready != p->nr_pages ||
 	    t.quarantine != p->nr_quarantine)

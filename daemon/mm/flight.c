@@ -422,7 +422,7 @@ static bool room_comes(const struct mm_pool *p)
 	if (p->extents_coming || pool_room(p) || p->nd->evac)
 		return true;
 	list_for_each_entry(q, &p->nd->pools, node_link)
-		if (q->extents_going || q->extents_putting)
+		if (pool_gives(q))
 			return true;
 	return false;
 }

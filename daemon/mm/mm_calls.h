@@ -143,6 +143,8 @@ void extent_down(struct mm_pool *p, uint32_t no);
 int pool_grow(struct mm_pool *p);
 /* In use, few frames left, and room for more: populating takes its time. */
 bool pool_runs_dry(const struct mm_pool *p);
+/* Is memory of @p on its way back? What a client holds against its word is not. */
+bool pool_gives(const struct mm_pool *p);
 /* Is memory of some pool on its way back to @nd, though it is full now? */
 bool node_room_comes(const struct mm_node *nd);
 /* Frames that @p could still get from its node without any reclaim. */

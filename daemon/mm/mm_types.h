@@ -169,7 +169,8 @@ struct mm_node {
  * @down_ns:	by when they must have
  * @going:	closed: its free frames are not handed out
  * @held:	a window did not unmap it in time: charged until that one does,
- *		or exits
+ *		or exits. Changed by extent_set_held() only
+ * @stays_ns:	it could not be emptied in time: others first, until then
  */
 struct mm_extent {
 	struct extent	*ext;
@@ -180,6 +181,7 @@ struct mm_extent {
 	uint64_t	up_seq;
 	uint64_t	down_seq;
 	uint64_t	down_ns;
+	uint64_t	stays_ns;
 	bool		going;
 	bool		held;
 };
@@ -267,6 +269,8 @@ struct mm_pool {
 	unsigned int	extents_coming;
 	unsigned int	extents_putting; /* given back, not yet gone */
 	unsigned int	extents_going;	/* closed */
+	unsigned int	extents_held;	/* of them: nobody knows when they go */
+	uint64_t	stays_ns;	/* the latest of its extents' */
 	bool		ending;
 	bool		feeding;
 	uint64_t	used_ns;
