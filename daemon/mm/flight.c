@@ -61,6 +61,7 @@
  * @answered:	the I/O said that it failed or is late
  * @arrived:	READY
  * @abandoned:	the page is not its any more, the frame is
+ * @stage_waits: for a buffer; counted
  * @sum:	copied: compute @crc, that of the bytes that arrived
  * @stage:	to a gang from a block node: what the I/O reads into
  * @src, @dst:	copying
@@ -74,6 +75,7 @@ struct flight {
 	uint32_t	from_frame, frame;
 	uint64_t	give_up_ns, deadline_ns;
 	bool		flying, began, answered, arrived, abandoned, sum;
+	bool		stage_waits;
 	uint32_t	crc;
 	struct stage	*stage;
 	struct image	src, dst;
@@ -355,6 +357,21 @@ static void flight_go(struct flight *fl)
 	flights_staged(mm);
 }
 
+/* Those that came since the last call stand behind the others. */
+static void count_stage_waits(struct mm *mm)
+{
+	struct list *l = mm->stage.wait.prev;
+
+	for (; l != &mm->stage.wait; l = l->prev) {
+		struct flight *fl = list_entry(l, struct flight, pool_link);
+
+		if (fl->stage_waits)
+			break;
+		fl->stage_waits = true;
+		fl->to->c.stage_wait++;
+	}
+}
+
 void flights_staged(struct mm *mm)
 {
 	struct flight *fl;
@@ -370,6 +387,7 @@ void flights_staged(struct mm *mm)
 		list_del(&fl->pool_link);
 		flight_submit(fl);
 	}
+	count_stage_waits(mm);
 	mm->stage.serving = false;
 }
 

@@ -614,6 +614,8 @@ static void reports_of_a_pinned_chain_look_at_each_page_once(void **state)
 		assert_int_equal(mm_report(r->c, r->sp, &key, RING_UNDO), 1);
 	}
 	assert_int_equal(dram()->isolate_pinned, n);
+	assert_int_equal(dram()->pgundo, n);
+	assert_int_equal(dram()->pgreport, 0);
 	assert_int_equal(r->sp->nr_pages, n);
 	rig_check(r);
 }
