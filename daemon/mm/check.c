@@ -264,6 +264,9 @@ static int check_frame(const struct mm_pool *p, uint32_t f,
 	const struct frame_meta *m = &p->meta[f];
 	enum frame_state st = frame_word_state(frame_word_of(p, f));
 
+	if ((m->flags & FMETA_COPY) && (st != FRAME_OPEN || !m->refs))
+		return broken(e, "frame %u in state %u is to be copied into, with %u references",
+			      f, st, m->refs);
 	switch (st) {
 	case FRAME_FREE:
 		t->free++;
@@ -557,20 +560,6 @@ static int check_engine(struct mm *mm, const struct mm_engine *en,
 	return 0;
 }
 
-static int check_stage(const struct mm *mm, struct errmsg *e)
-{
-	uint64_t reads = flights_stage_bytes(mm), writes = wbacks_stage_bytes(mm);
-	const struct mm_stage *st = &mm->stage;
-
-	if (reads != st->out[NODE_READ] || writes != st->out[NODE_WRITE] ||
-	    reads + writes > st->bytes)
-		return broken(e,
-			"buffers: reads %llu writes %llu, counted as %llu and %llu of %llu",
-			llu(reads), llu(writes), llu(st->out[NODE_READ]),
-			llu(st->out[NODE_WRITE]), llu(st->bytes));
-	return 0;
-}
-
 int mm_check(struct mm *mm, struct errmsg *e)
 {
 	uint64_t bytes[KVMM_MAX_NODES] = { 0 };
@@ -594,5 +583,5 @@ int mm_check(struct mm *mm, struct errmsg *e)
 		if (err)
 			return err;
 	}
-	return check_stage(mm, e);
+	return check_io(mm, e);
 }
