@@ -12,6 +12,16 @@
  * A second mapping lives as long as who holds the frames, OPEN or pinned: an
  * extent with such a frame is never given up, so it never shows memory that the
  * window has lost.
+ *
+ * But a step that was launched may write through it after the frames have an
+ * owner no more, and nobody is called when that step ends: so where the commit
+ * named one that was not done yet, the mapping lives until the request's end.
+ * This is so after a commit that
+ * - succeeded: the request has the frames pinned as long;
+ * - found that somebody was first, or
+ * - failed: the frames go back with that step, and are given to nobody before it
+ *   is done. From then on the mapping may show what others write, and nobody
+ *   reads it: kvmm_blob_commit() took the address from the caller.
  */
 #include <string.h>
 #include <sys/mman.h>

@@ -266,6 +266,9 @@ static int check_frame(const struct mm_pool *p, uint32_t f,
 	const struct frame_meta *m = &p->meta[f];
 	enum frame_state st = frame_word_state(frame_word_of(p, f));
 
+	if ((m->flags & FMETA_COPY) && (st != FRAME_OPEN || !m->refs))
+		return broken(e, "frame %u in state %u is to be copied into, with %u references",
+			      f, st, m->refs);
 	switch (st) {
 	case FRAME_FREE:
 		t->free++;
@@ -378,7 +381,7 @@ static int check_memory_pool(const struct mm_pool *p, uint64_t *bytes,
 			     struct errmsg *e)
 {
 	struct frame_tally t = { 0 };
-	uint32_t no, nr = 0, going = 0;
+	uint32_t no, nr = 0, going = 0, held = 0;
 	uint64_t nr_free = 0;
 	int err;
 
@@ -387,6 +390,7 @@ static int check_memory_pool(const struct mm_pool *p, uint64_t *bytes,
 			continue;
 		nr++;
 		going += p->extent[no].going;
+		held += p->extent[no].held;
 		*bytes += p->extent[no].ext->bytes;
 		err = check_extent(p, &p->extent[no], &t, &nr_free, e);
 		if (err)
@@ -394,10 +398,10 @@ static int check_memory_pool(const struct mm_pool *p, uint64_t *bytes,
 	}
 	*bytes += p->extents_coming * pool_extent_bytes(p);
 	if (nr != p->nr_extents || going != p->extents_going ||
-	    p->nr_frames != nr * p->per_extent)
-		return broken(e, "%u extents, %u going; counted as %u, %u and %u frames",
-			      nr, going, p->nr_extents, p->extents_going,
-			      p->nr_frames);
+	    held != p->extents_held || p->nr_frames != nr * p->per_extent)
+		return broken(e, "%u extents, %u going, %u held; counted as %u, %u, %u and %u frames",
+			      nr, going, held, p->nr_extents, p->extents_going,
+			      p->extents_held, p->nr_frames);
 	if (nr_free != p->nr_free || t.open != p->nr_open ||
 	    t.loading != p->nr_loading || t.ready != p->nr_pages ||
 	    t.quarantine != p->nr_quarantine)
@@ -564,20 +568,6 @@ static int check_engine(struct mm *mm, const struct mm_engine *en,
 	return 0;
 }
 
-static int check_stage(const struct mm *mm, struct errmsg *e)
-{
-	uint64_t reads = flights_stage_bytes(mm), writes = wbacks_stage_bytes(mm);
-	const struct mm_stage *st = &mm->stage;
-
-	if (reads != st->out[NODE_READ] || writes != st->out[NODE_WRITE] ||
-	    reads + writes > st->bytes)
-		return broken(e,
-			"buffers: reads %llu writes %llu, counted as %llu and %llu of %llu",
-			llu(reads), llu(writes), llu(st->out[NODE_READ]),
-			llu(st->out[NODE_WRITE]), llu(st->bytes));
-	return 0;
-}
-
 int mm_check(struct mm *mm, struct errmsg *e)
 {
 	uint64_t bytes[KVMM_MAX_NODES] = { 0 };
@@ -601,5 +591,5 @@ int mm_check(struct mm *mm, struct errmsg *e)
 		if (err)
 			return err;
 	}
-	return check_stage(mm, e);
+	return check_io(mm, e);
 }

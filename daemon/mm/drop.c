@@ -306,8 +306,10 @@ void wreck_note(const struct page *pg)
 	w = wreck_of(sp, pg);
 	if (!w && sp->nr_wrecks < WRECKS)
 		w = &sp->wreck[sp->nr_wrecks++];
-	if (!w)
+	if (!w) {
+		sp->mm->node[0].c.wreck_lost++;
 		return;
+	}
 	memcpy(w->key, pg->parent->key, sizeof(w->key));
 	w->group = pg->group;
 	sp->mm->wrecks = true;

@@ -10,7 +10,9 @@
  * them here, since the copy below keeps their children's parent alive; dirty
  * ones after they were written; those that nobody takes when they have no child.
  * What got pinned meanwhile is waited for, within shrink_ack; then the extent is
- * opened again and nothing is lost but the pages that have gone.
+ * opened again and nothing is lost but the pages that have gone. What kept it may
+ * do so for long, as a page does whose children lie elsewhere and are pinned: so
+ * the next ones to be tried are others, where there are others.
  *
  * Where an extent is not wanted by another class but by the host, the same is done
  * for as long as it lacks memory: mm_host_short().
@@ -24,6 +26,7 @@
 #define SAMPLES		16u
 #define TRIES		4u	/* extents looked at frame by frame */
 #define RETRY_NS	NSEC_PER_MSEC
+#define STAYS_NS	(10 * NSEC_PER_SEC)
 
 /**
  * struct evac - an extent being emptied
@@ -39,19 +42,25 @@ struct evac {
 	uint64_t	give_up_ns;
 };
 
+/* Which extents will do, from the best to what is left. */
+#define PATIENT		1u	/* those that are busy with I/O, too */
+#define AGAIN		2u	/* those that could not be emptied, too */
+#define ALL		3u
+
 /*
- * When was it used? UINT64_MAX: it holds what cannot be taken. With @patient what
+ * When was it used? UINT64_MAX: it holds what cannot be taken. With PATIENT what
  * is busy with I/O can: it is over in a moment, where a node is full of dirty
  * pages there is some in every extent, and then a space that comes new would find
  * no room.
  */
-static uint64_t frame_age(const struct mm_pool *p, uint32_t f, bool patient)
+static uint64_t frame_age(const struct mm_pool *p, uint32_t f,
+			  unsigned int how)
 {
 	switch (frame_word_state(frame_word_of(p, f))) {
 	case FRAME_FREE:
 		return 0;
 	case FRAME_READY:
-		if (patient ? frame_pins(p, f) != 0 : frame_busy(p, f))
+		if (how & PATIENT ? frame_pins(p, f) != 0 : frame_busy(p, f))
 			return UINT64_MAX;
 		return page_copy(p->meta[f].page, p->nd)->pol.touched_ns;
 	default:
@@ -60,13 +69,13 @@ static uint64_t frame_age(const struct mm_pool *p, uint32_t f, bool patient)
 }
 
 static uint64_t extent_age(const struct mm_pool *p, uint32_t no, uint32_t step,
-			   bool patient)
+			   unsigned int how)
 {
 	uint64_t youngest = 0;
 	uint32_t i;
 
 	for (i = 0; i < p->per_extent; i += step) {
-		uint64_t ns = frame_age(p, no * p->per_extent + i, patient);
+		uint64_t ns = frame_age(p, no * p->per_extent + i, how);
 
 		youngest = max(youngest, ns);
 	}
@@ -75,10 +84,10 @@ static uint64_t extent_age(const struct mm_pool *p, uint32_t no, uint32_t step,
 
 /* The oldest extent with an age above @than (a try that failed); 0: none. */
 static uint32_t extent_oldest(const struct mm_pool *p, uint64_t *than,
-			      bool patient)
+			      unsigned int how)
 {
 	uint32_t step = max(p->per_extent / SAMPLES, 1u);
-	uint64_t best_ns = UINT64_MAX;
+	uint64_t best_ns = UINT64_MAX, now = p->nd->mm->now_ns;
 	uint32_t best = 0, no;
 
 	for (no = 1; no <= p->max_extents; no++) {
@@ -86,7 +95,9 @@ static uint32_t extent_oldest(const struct mm_pool *p, uint64_t *than,
 
 		if (!p->extent[no].ext || p->extent[no].going)
 			continue;
-		ns = extent_age(p, no, step, patient);
+		if (!(how & AGAIN) && now < p->extent[no].stays_ns)
+			continue;
+		ns = extent_age(p, no, step, how);
 		if (ns < *than || ns >= best_ns)
 			continue;
 		best = no;
@@ -97,15 +108,15 @@ static uint32_t extent_oldest(const struct mm_pool *p, uint64_t *than,
 }
 
 /* The extent to empty; 0: none can be. */
-static uint32_t extent_to_empty(const struct mm_pool *p, bool patient)
+static uint32_t extent_to_empty(const struct mm_pool *p, unsigned int how)
 {
 	uint64_t than = 0;
 	unsigned int i;
 	uint32_t no;
 
 	for (i = 0; i < TRIES; i++) {
-		no = extent_oldest(p, &than, patient);
-		if (!no || extent_age(p, no, 1, patient) != UINT64_MAX)
+		no = extent_oldest(p, &than, how);
+		if (!no || extent_age(p, no, 1, how) != UINT64_MAX)
 			return no;
 	}
 	return 0;
@@ -115,13 +126,13 @@ int pool_evacuate(struct mm_pool *p)
 {
 	struct mm *mm = p->nd->mm;
 	struct evac *ev;
-	uint32_t no;
+	uint32_t no = 0;
+	unsigned int how;
 
 	if (p->nd->evac)
 		return -EBUSY;
-	no = extent_to_empty(p, false);
-	if (!no)
-		no = extent_to_empty(p, true);
+	for (how = 0; !no && how <= ALL; how++)
+		no = extent_to_empty(p, how);
 	if (!no)
 		return p->nr_extents > p->extents_going ? -EBUSY : -ENOENT;
 	ev = calloc(1, sizeof(*ev));
@@ -197,6 +208,12 @@ static uint64_t evac_slice(struct mm_node *nd, uint64_t now)
 	return now;
 }
 
+static void extent_stays(struct mm_pool *p, uint32_t no, uint64_t now)
+{
+	p->stays_ns = now + STAYS_NS;
+	p->extent[no].stays_ns = p->stays_ns;
+}
+
 /* -- for the host ------------------------------------------------------------- */
 
 /* The pool used longest ago that was used after @than; NULL: there is none. */
@@ -257,6 +274,7 @@ uint64_t evacuate_run(struct mm *mm, uint64_t now)
 			continue;
 		}
 		if (now >= ev->give_up_ns) {
+			extent_stays(ev->pool, ev->no, now);
 			extent_reopen(ev->pool, ev->no);
 			evac_end(nd);
 			continue;

@@ -156,9 +156,12 @@ static void fetch_wait(struct fetch_op *fo, uint32_t i, struct page *pg,
 	fo->pending++;
 	if (fl) {
 		flight_join(w, fl, fo->deadline_ns);
-		return;
+		err = 0;
+	} else {
+		err = flight_begin(w, pg, fo->pool, fo->deadline_ns, fo->n - i);
 	}
-	err = flight_begin(w, pg, fo->pool, fo->deadline_ns, fo->n - i);
+	if (err == -EAGAIN || flight_waits(w))
+		pool_starves(fo->pool, fo->op.client->engine);
 	if (!err)
 		return;
 	fo->res[i].result = err;

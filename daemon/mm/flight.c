@@ -61,6 +61,7 @@
  * @answered:	the I/O said that it failed or is late
  * @arrived:	READY
  * @abandoned:	the page is not its any more, the frame is
+ * @stage_waits: for a buffer; counted
  * @sum:	copied: compute @crc, that of the bytes that arrived
  * @stage:	to a gang from a block node: what the I/O reads into
  * @src, @dst:	copying
@@ -74,6 +75,7 @@ struct flight {
 	uint32_t	from_frame, frame;
 	uint64_t	give_up_ns, deadline_ns;
 	bool		flying, began, answered, arrived, abandoned, sum;
+	bool		stage_waits;
 	uint32_t	crc;
 	struct stage	*stage;
 	struct image	src, dst;
@@ -356,6 +358,21 @@ static void flight_go(struct flight *fl)
 	flights_staged(mm);
 }
 
+/* Those that came since the last call stand behind the others. */
+static void count_stage_waits(struct mm *mm)
+{
+	struct list *l = mm->stage.wait.prev;
+
+	for (; l != &mm->stage.wait; l = l->prev) {
+		struct flight *fl = list_entry(l, struct flight, pool_link);
+
+		if (fl->stage_waits)
+			break;
+		fl->stage_waits = true;
+		fl->to->c.stage_wait++;
+	}
+}
+
 void flights_staged(struct mm *mm)
 {
 	struct flight *fl;
@@ -371,6 +388,7 @@ void flights_staged(struct mm *mm)
 		list_del(&fl->pool_link);
 		flight_submit(fl);
 	}
+	count_stage_waits(mm);
 	mm->stage.serving = false;
 }
 
@@ -423,7 +441,7 @@ static bool room_comes(const struct mm_pool *p)
 	if (p->extents_coming || pool_room(p) || p->nd->evac)
 		return true;
 	list_for_each_entry(q, &p->nd->pools, node_link)
-		if (q->extents_going || q->extents_putting)
+		if (pool_gives(q))
 			return true;
 	return false;
 }
@@ -469,6 +487,11 @@ void flight_join(struct flight_wait *w, struct flight *fl,
 		node_io_deadline(&fl->io, fl->deadline_ns);
 		node_io_raise(&fl->io, NODE_PRIO_DEMAND);
 	}
+}
+
+bool flight_waits(const struct flight_wait *w)
+{
+	return w->fl && !w->fl->frame;
 }
 
 int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,

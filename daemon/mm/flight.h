@@ -31,6 +31,8 @@ int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
 /* Wait, too; somebody waits now for what may have been left to arrive cold. */
 void flight_join(struct flight_wait *w, struct flight *fl,
 		 uint64_t deadline_ns);
+/* Does it wait for a frame? */
+bool flight_waits(const struct flight_wait *w);
 /* Returns the page if it is there by now: as after a publish, see flight.c. */
 struct page *flight_leave(struct flight_wait *w);
 /* Waits for frames whose time is over. */

@@ -517,8 +517,12 @@ struct mm_counters {
 	uint64_t	pgcrc_fail;
 	uint64_t	pgbreach;	/* written to after it was sealed: dropped */
 	uint64_t	pgreport;	/* dropped on a consumer's verdict */
+	uint64_t	pgundo;		/* dropped: its publisher took it back */
+	uint64_t	wreck_lost;	/* blobs that lost a part, too many to be noted;
+					   the first node counts for all */
 	uint64_t	pgtouch;
 	uint64_t	pgfork;		/* OPEN frames copied for a fork */
+	uint64_t	stage_wait;	/* loads that waited for a buffer */
 	uint64_t	fetch_shared;	/* waiters that joined a read in flight */
 	uint64_t	bytes_in;	/* copied or read into this node */
 	uint64_t	bytes_out;	/* written or copied from it */

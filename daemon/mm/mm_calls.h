@@ -161,6 +161,8 @@ void extent_down(struct mm_pool *p, uint32_t no);
 int pool_grow(struct mm_pool *p);
 /* In use, few frames left, and room for more: populating takes its time. */
 bool pool_runs_dry(const struct mm_pool *p);
+/* Is memory of @p on its way back? What a client holds against its word is not. */
+bool pool_gives(const struct mm_pool *p);
 /* Is memory of some pool on its way back to @nd, though it is full now? */
 bool node_room_comes(const struct mm_node *nd);
 /* Frames that @p could still get from its node without any reclaim. */
@@ -264,6 +266,8 @@ void client_free(struct mm_client *c);
 void engine_evict(struct mm_engine *e, const char *why);
 /* This one is to be disconnected; asked for once. */
 void client_evict(struct mm_client *c, const char *why);
+/* A load of @e has no frame of @p, waiting for one or not. */
+void pool_starves(struct mm_pool *p, const struct mm_engine *e);
 /* Count what engines pin in @p, a part a call; evicts who is over the limit. */
 void pool_count_pins(struct mm_pool *p);
 uint64_t engines_run(struct mm *mm, uint64_t now_ns);

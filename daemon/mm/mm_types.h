@@ -196,7 +196,8 @@ struct mm_node {
  * @lost:	the last daemon's, and given up: the number is not used again, since
  *		clients may read on in what they have mapped
  * @held:	a window did not unmap it in time: charged until that one does,
- *		or exits
+ *		or exits. Changed by extent_set_held() only
+ * @stays_ns:	it could not be emptied in time: others first, until then
  */
 struct mm_extent {
 	struct extent	*ext;
@@ -207,6 +208,7 @@ struct mm_extent {
 	uint64_t	up_seq;
 	uint64_t	down_seq;
 	uint64_t	down_ns;
+	uint64_t	stays_ns;
 	bool		going;
 	bool		held;
 	bool		lost;
@@ -301,12 +303,17 @@ struct mm_pool {
 	unsigned int	extents_coming;
 	unsigned int	extents_putting; /* given back, not yet gone */
 	unsigned int	extents_going;	/* closed */
+	unsigned int	extents_held;	/* of them: nobody knows when they go */
+	uint64_t	stays_ns;	/* the latest of its extents' */
 	bool		ending;
 	bool		feeding;
 	uint64_t	used_ns;
 	uint64_t	grow_after_ns;	/* not before: the last try failed */
 	uint64_t	pin_scan_ns;	/* when pins were last counted */
 	uint32_t	pin_scan_at;	/* next extent of the count; 0: none */
+	uint32_t	starved;	/* engine whose loads found no frame since then;
+					   0: none */
+	bool		starved_more;	/* ... and others' */
 	uint32_t	*free;
 	uint64_t	*free_map;
 	uint32_t	nr_free;

@@ -7,6 +7,10 @@
  * counted, a part of a pool at a time, and an engine over the limit is cut off:
  * its pins are void at once, so only it can suffer.
  *
+ * Frames are short when somebody waits for some, and when a load has found none
+ * since the last count: where all is pinned it is refused at once and does not
+ * wait, so that whoever counts later sees nobody who suffers.
+ *
  * The limit is there for others. An engine whose KV tensor is this memory pins
  * nearly all of it as a matter of course, and waits for more: as long as nobody
  * else does it is told -EAGAIN, and preempts. Nor is one cut off for what it has
@@ -51,19 +55,29 @@ static uint32_t pins_count_extent(struct mm_pool *p, uint32_t no)
 	return loads;
 }
 
-/* Is somebody of another engine waiting for frames here? */
+void pool_starves(struct mm_pool *p, const struct mm_engine *e)
+{
+	if (!p->starved)
+		p->starved = e->no;
+	else if (p->starved != e->no)
+		p->starved_more = true;
+}
+
+static void starved_reset(struct mm_pool *p)
+{
+	p->starved = 0;
+	p->starved_more = false;
+}
+
+/* Does somebody of another engine lack frames here? */
 static bool others_wait(const struct mm_pool *p, const struct mm_engine *e)
 {
 	const struct mm_win *w;
-	bool others = false;
 
 	list_for_each_entry(w, &p->refill_wait, refill_link)
 		if (w->engine != e)
 			return true;
-	/* whom a load is for is not known here */
-	list_for_each_entry(w, &p->windows, pool_link)
-		others |= w->engine != e && !w->closed;
-	return others && !list_empty(&p->load_wait);
+	return p->starved_more || (p->starved && p->starved != e->no);
 }
 
 static uint64_t reserved_of(const struct mm_pool *p, const struct mm_engine *e)
@@ -106,7 +120,7 @@ void pool_count_pins(struct mm_pool *p)
 	if (!mm->o.pin_limit_pct || (mm->pin_pool && mm->pin_pool != p))
 		return;
 	if (!mm->pin_pool) {
-		if (!p->want || mm->now_ns < p->pin_scan_ns)
+		if ((!p->want && !p->starved) || mm->now_ns < p->pin_scan_ns)
 			return;
 		mm->pin_pool = p;
 		p->pin_scan_at = 1;
@@ -122,4 +136,5 @@ void pool_count_pins(struct mm_pool *p)
 	p->pin_scan_at = 0;
 	p->pin_scan_ns = mm->now_ns + PIN_COUNT_NS;
 	pins_judge(p);
+	starved_reset(p);
 }

@@ -345,28 +345,43 @@ uint64_t pool_room(const struct mm_pool *p)
  * the same space need only have nobody waiting itself: a long prompt of a hybrid
  * model pins page after page of one class, and leaves page after page of another
  * behind. What others use is not its to take by that.
+ *
+ * Where a client holds what it should have unmapped, the next extent would be as
+ * little use. And a class that could not empty one comes after the others.
  */
 static void evacuate_other(struct mm_pool *p)
 {
 	struct mm_pool *q, *best = NULL;
+	uint64_t age, best_age = UINT64_MAX;
 	uint64_t now = p->space->mm->now_ns;
 	bool squeezed = pool_squeezed(p) >= SQUEEZED_NS;
 
 	list_for_each_entry(q, &p->nd->pools, node_link) {
 		uint32_t keep = q->space->nr_clients ? 1 : 0;
 
-		if (q == p || q->ending ||
+		if (q == p || q->ending || q->extents_held ||
 		    q->nr_extents - q->extents_going <= keep)
 			continue;
 		if (q->nr_extents <= p->nr_extents &&
 		    (q->want || (now - q->used_ns < EVACUATE_IDLE_NS &&
 				 !(squeezed && q->space == p->space))))
 			continue;
-		if (!best || q->used_ns < best->used_ns)
-			best = q;
+		age = max(q->used_ns, q->stays_ns);
+		if (age >= best_age)
+			continue;
+		best = q;
+		best_age = age;
 	}
 	if (best)
 		pool_evacuate(best);
+}
+
+bool pool_gives(const struct mm_pool *p)
+{
+	unsigned int going = p->ending ? p->nr_extents + p->extents_coming :
+					 p->extents_going;
+
+	return going > p->extents_held || p->extents_putting;
 }
 
 bool node_room_comes(const struct mm_node *nd)
@@ -376,8 +391,7 @@ bool node_room_comes(const struct mm_node *nd)
 	if (nd->evac)
 		return true;
 	list_for_each_entry(p, &nd->pools, node_link)
-		if ((p->ending && p->nr_extents + p->extents_coming) ||
-		    p->extents_going || p->extents_putting)
+		if (pool_gives(p))
 			return true;
 	return false;
 }
@@ -517,6 +531,13 @@ static void extent_gone(struct extent *ext, int err, void *arg)
 	p->extents_putting--;
 }
 
+static void extent_set_held(struct mm_pool *p, struct mm_extent *e, bool held)
+{
+	p->extents_held += held;
+	p->extents_held -= e->held;
+	e->held = held;
+}
+
 /* Back to the node; true when it is on its way. */
 static bool extent_put(struct mm_pool *p, struct mm_extent *e)
 {
@@ -527,6 +548,7 @@ static bool extent_put(struct mm_pool *p, struct mm_extent *e)
 	p->extents_putting++;
 	mm->host_short -= min(mm->host_short, pool_extent_bytes(p));
 	keep_extent_drop(p, e->no);
+	extent_set_held(p, e, false);
 	close_fd(&e->ro_fd);
 	close_fd(&e->rw_fd);
 	*e = (struct mm_extent){ .ro_fd = -1, .rw_fd = -1 };
@@ -540,11 +562,11 @@ static bool extent_put(struct mm_pool *p, struct mm_extent *e)
 /* Give a downed extent back if nobody maps it. */
 static bool extent_try_put(struct mm_pool *p, struct mm_extent *e)
 {
-	if (!extent_held(p, e))
-		return extent_put(p, e);
-	if (p->space->mm->now_ns >= e->down_ns)
-		e->held = true;
-	return false;
+	bool held = extent_held(p, e);
+
+	if (!held || p->space->mm->now_ns >= e->down_ns)
+		extent_set_held(p, e, held);
+	return !held && extent_put(p, e);
 }
 
 void extent_down(struct mm_pool *p, uint32_t no)

@@ -172,6 +172,12 @@ void flights_staged(struct mm *mm);
 /* What reads and writes under way have of buffers, for mm_check(). */
 uint64_t flights_stage_bytes(const struct mm *mm);
 uint64_t wbacks_stage_bytes(const struct mm *mm);
+/* Writes under way to a block node, and what of; from a pool. For mm_check(). */
+uint32_t wbacks_to(const struct mm_node *lo, uint64_t *bytes);
+uint32_t wbacks_from(const struct mm_pool *p);
+
+/* -- check_io.c -------------------------------------------------------------- */
+int check_io(const struct mm *mm, struct errmsg *e);
 
 /* -- fetch.c ----------------------------------------------------------------- */
 

@@ -113,15 +113,20 @@ int mm_asked(struct mm_space *sp, const struct ring_sqe *sqe,
 	return 0;
 }
 
-static void count_report(struct page *pg)
+static void count_verdict(struct page *pg, bool bad)
 {
 	struct mm *mm = pg->space->mm;
 	unsigned int i;
 
-	pg->strikes++;
-	for (i = 0; i < mm->nr_nodes; i++)
-		if (pg->copy[i].state != COPY_NONE)
-			mm->node[i].c.pgreport++;
+	pg->strikes += bad;
+	for (i = 0; i < mm->nr_nodes; i++) {
+		struct mm_counters *ct = &mm->node[i].c;
+
+		if (pg->copy[i].state == COPY_NONE)
+			continue;
+		ct->pgreport += bad;
+		ct->pgundo += !bad;
+	}
 }
 
 /* A chain of a FULL group is worth something up to any page; a blob is not. */
@@ -149,7 +154,6 @@ uint64_t mm_report(struct mm_client *c, struct mm_space *sp,
 	pg = page_find(sp, key->group, k);
 	if (!pg)
 		return 0;
-	if (verdict == KVMM_BAD)
-		count_report(pg);
+	count_verdict(pg, verdict == KVMM_BAD);
 	return page_drop_all(whole(pg));
 }

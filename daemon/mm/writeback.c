@@ -703,3 +703,28 @@ uint64_t wbacks_stage_bytes(const struct mm *mm)
 		sum += wb->stage ? wb->stage->bytes : 0;
 	return sum;
 }
+
+uint32_t wbacks_to(const struct mm_node *lo, uint64_t *bytes)
+{
+	const struct wback *wb;
+	uint32_t n = 0;
+
+	*bytes = 0;
+	list_for_each_entry(wb, &lo->mm->wbacks, link) {
+		if (wb->to != lo)
+			continue;
+		n++;
+		*bytes += wb->io.len;
+	}
+	return n;
+}
+
+uint32_t wbacks_from(const struct mm_pool *p)
+{
+	const struct wback *wb;
+	uint32_t n = 0;
+
+	list_for_each_entry(wb, &p->nd->mm->wbacks, link)
+		n += page_pool(wb->pg, wb->from) == p;
+	return n;
+}

@@ -148,7 +148,9 @@ int nvme_admit(struct nvme *nv, enum node_dir dir, uint64_t now)
 		return 0;
 	if (now < h->full_retry)
 		return -ENOSPC;
-	h->full_retry = now + nv->opts.probe_ns;	/* this one may try */
+	/* this one may try, and none beside it, whatever is freed meanwhile */
+	h->full_retry = now + nv->opts.probe_ns;
+	h->full_soon = h->full_retry;
 	return 0;
 }
 

@@ -35,8 +35,9 @@ static const struct field counter_fields[] = {
 	MM_FIELD(pgscan_kreclaimd), MM_FIELD(pgscan_direct),
 	MM_FIELD(pgsteal_kreclaimd), MM_FIELD(pgsteal_direct),
 	MM_FIELD(isolate_pinned), MM_FIELD(allocstall), MM_FIELD(pgcrc_fail),
-	MM_FIELD(pgbreach), MM_FIELD(pgreport), MM_FIELD(pgtouch),
-	MM_FIELD(pgfork),
+	MM_FIELD(pgbreach), MM_FIELD(pgreport), MM_FIELD(pgundo),
+	MM_FIELD(wreck_lost), MM_FIELD(pgtouch),
+	MM_FIELD(pgfork), MM_FIELD(stage_wait),
 	MM_FIELD(fetch_shared), MM_FIELD(bytes_in), MM_FIELD(bytes_out),
 	MM_FIELD(bytes_copied_shared),
 };

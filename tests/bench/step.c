@@ -5,9 +5,14 @@
  * Both are the same forward pass of the small engine (tests/engine), with the
  * same weights and buffers, over the same block tables: only where the rows of
  * keys and values lie differs. Subject: frames in a window of kvmmd's, and the
- * calls that an engine makes in a step that needs no new frame. Floor: anonymous
+ * calls that the engine makes in a step that neither fills a page nor needs a new
+ * frame; they are written down here once more (calls_before(), run()), since
+ * sched.c has no such step without a queue and logits of its own. Floor: anonymous
  * memory with the same distances from page to page and the same place within a
  * huge page, and no calls at all.
+ *
+ * A step that fills pages publishes them, too, one call a sequence; it is counted
+ * in system calls and not timed: with pages of 16 tokens it is one of sixteen.
  *
  * Turns are taken step by step (floor, subject, subject, floor, and then the
  * other way round, so that who finds its rows in the caches is nobody's
@@ -28,6 +33,7 @@
 #define CHUNK		64u		/* of the prompt, at once */
 #define TURNS		100u		/* a round, of four steps each */
 #define NR_TRAPPED	200u
+#define NR_FILLING	8u
 #define ALLOC_NS	(10 * NSEC_PER_SEC)
 
 /* A step takes a millisecond or two, of which the cache is a good part. */
@@ -50,7 +56,7 @@ struct mem {
 
 /**
  * struct steps - all of it
- * @no_poll:	the step is one in which the engine leaves kvmm_poll() out
+ * @filled:	pages to publish, @nfilled left; none: steps fill no page
  */
 struct steps {
 	struct bench	*b;
@@ -63,7 +69,8 @@ struct steps {
 	int32_t		table[NR_SEQS][PAGES];
 	const int32_t	*tables[NR_SEQS][KV_MAX_GROUPS];
 	uint64_t	step;
-	bool		no_poll;
+	kvmm_frame_t	filled[NR_FILLING * NR_SEQS];
+	uint32_t	nfilled;
 	void		*map;
 	size_t		map_bytes;
 };
@@ -75,7 +82,7 @@ static int calls_before(struct steps *s)
 {
 	struct kvmm_avail av = { .size = sizeof(av) };
 	struct kvmm_done d[16];
-	int n = s->no_poll ? 0 : kvmm_poll(s->kv.k, d, 16);
+	int n = kvmm_poll(s->kv.k, d, 16);
 
 	if (n < 0)
 		return n;
@@ -83,6 +90,24 @@ static int calls_before(struct steps *s)
 	if (n < 0)
 		return n;
 	return kvmm_avail(s->kv.sp, s->kv.g[0].cls, s->kv.node, &av);
+}
+
+/* As seq_publish() does, before the step that fills them. */
+static int publish_filled(struct steps *s)
+{
+	uint32_t i;
+	int err = 0;
+
+	for (i = 0; i < NR_SEQS && s->nfilled && !err; i++) {
+		struct kvmm_pub pub = {
+			.frame = s->filled[--s->nfilled], .after = s->step + 1,
+		};
+
+		kvmm_key_wrap(s->kv.sp, &s->nfilled, sizeof(s->nfilled),
+			      &pub.key);
+		err = kvmm_publish(s->rq, s->kv.node, &pub, 1, s->nfilled + 1);
+	}
+	return err;
 }
 
 /* @n tokens of each sequence at @pos, which follow from both. */
@@ -93,6 +118,8 @@ static int run(struct steps *s, struct mem *mem, uint32_t pos, uint32_t n)
 	uint32_t i, t;
 	int err = mem->k ? calls_before(s) : 0;
 
+	if (!err && mem->k)
+		err = publish_filled(s);
 	if (err)
 		return err;
 	for (i = 0; i < NR_SEQS; i++) {
@@ -125,24 +152,32 @@ static int prompt(struct steps *s, struct mem *mem)
 
 /* ---- both kinds of memory --------------------------------------------------------- */
 
-static int frames(struct steps *s)
+static int frames_some(struct steps *s, kvmm_frame_t *f, unsigned int n)
 {
 	uint64_t deadline = deadline_in(ALLOC_NS);
-	kvmm_frame_t f[PAGES];
 	struct kvmm_done d;
+	int err;
+
+	while ((err = kvmm_alloc(s->rq, s->kv.g[0].cls, s->kv.node, n, f, 0)) ==
+	       -EAGAIN) {
+		if (deadline_past(deadline))
+			return -ETIMEDOUT;
+		kvmm_poll(s->kv.k, &d, 1);
+		err = kv_sync(&s->kv, s->step);
+		if (err)
+			return err;
+	}
+	return err;
+}
+
+static int frames(struct steps *s)
+{
+	kvmm_frame_t f[PAGES];
 	unsigned int i, p;
 	int err;
 
 	for (i = 0; i < NR_SEQS; i++) {
-		while ((err = kvmm_alloc(s->rq, s->kv.g[0].cls, s->kv.node,
-					 PAGES, f, 0)) == -EAGAIN) {
-			if (deadline_past(deadline))
-				return -ETIMEDOUT;
-			kvmm_poll(s->kv.k, &d, 1);
-			err = kv_sync(&s->kv, s->step);
-			if (err)
-				return err;
-		}
+		err = frames_some(s, f, PAGES);
 		if (err)
 			return err;
 		for (p = 0; p < PAGES; p++)
@@ -307,18 +342,43 @@ static int trapped_loop(void *arg)
 	return err;
 }
 
-static double count(struct bench *b, const char *socket, bool no_poll)
+static int filling_prepare(void *arg)
 {
-	struct steps s = { .b = b, .socket = socket, .no_poll = no_poll };
+	struct steps *s = arg;
+	int err = trapped_prepare(s);
+
+	if (!err)
+		err = frames_some(s, s->filled, NR_FILLING * NR_SEQS);
+	if (!err)
+		err = kv_sync(&s->kv, s->step);
+	s->nfilled = err ? 0 : NR_FILLING * NR_SEQS;
+	return err;
+}
+
+static int filling_loop(void *arg)
+{
+	struct steps *s = arg;
+	int err = 0;
+
+	while (s->nfilled && !err)
+		err = run(s, &s->shared, CONTEXT + BLOCK - 1, 1);
+	return err;
+}
+
+static double count(struct bench *b, const char *socket,
+		    int (*prepare)(void *arg), int (*loop)(void *arg),
+		    unsigned int steps)
+{
+	struct steps s = { .b = b, .socket = socket };
 	struct model_config c = shape;
 	int err = model_create(&c, 1, &s.m);
 	double n;
 
 	if (err)
 		bench_die(b, "a model", err);
-	n = bench_count_syscalls(b, trapped_prepare, trapped_loop, &s);
+	n = bench_count_syscalls(b, prepare, loop, &s);
 	model_destroy(s.m);
-	return n / NR_TRAPPED;
+	return n / steps;
 }
 
 /* ---- all of it ----------------------------------------------------------------------- */
@@ -350,6 +410,8 @@ void step_measure(struct bench *b, const char *socket, struct step_result *r)
 	if (s.shared.digest != s.apart.digest)
 		bench_die(b, "steps: logits differ", -EBADMSG);
 	close_both(&s);
-	r->syscalls = count(b, socket, false);
-	r->syscalls_no_poll = count(b, socket, true);
+	r->syscalls = count(b, socket, trapped_prepare, trapped_loop,
+			    NR_TRAPPED);
+	r->publish_syscalls = count(b, socket, filling_prepare, filling_loop,
+				    NR_FILLING);
 }

@@ -8,12 +8,14 @@
 /**
  * struct step_result - what came out
  * @time:	kvmm memory against private memory, us a step
- * @syscalls:	of libkvmm, a step, with kvmm_poll() in every one
- * @syscalls_no_poll: in the steps of an engine that leaves it out of them
+ * @syscalls:	of libkvmm, a step that fills no page
+ * @publish_syscalls: a step in which each of four sequences publishes a page, while
+ *		kvmmd sleeps and has to be woken for each of them and for the step's
+ *		end: at most
  */
 struct step_result {
 	struct bench_ratio time;
-	double		syscalls, syscalls_no_poll;
+	double		syscalls, publish_syscalls;
 };
 
 /**

@@ -126,9 +126,14 @@ static void an_engine_that_starts_again_finds_its_prefixes(void **state)
 	unsigned int i;
 
 	start(f);
-	for (i = 0; i < 2; i++) {
-		ep_start(&e[0], f->d.socket, "-c", "gqa", NULL);
-		T_CHECK(ep_one(&e[0], "gqa", &cold).hit >= (i ? 192u : 0u));
+	for (i = 0; i < 12; i++) {
+		const char *shape = shapes[i / 2];
+		uint32_t hit;
+
+		ep_start(&e[0], f->d.socket, "-c", shape, NULL);
+		hit = ep_one(&e[0], shape, &cold).hit;
+		T_CHECK(i % 2 ? hit >= 192 : !hit, "%s: %u tokens hit", shape,
+			hit);
 		ep_quit(&e[0]);
 	}
 }
@@ -182,9 +187,15 @@ static void requests_are_batched(void **state)
 	ta_check(&f->d);
 }
 
+static uint64_t both(const char *name)
+{
+	return ep_stat(&e[0], name) + ep_stat(&e[1], name);
+}
+
 /* Both compute the same at the same time: one page of two stays, and serves. */
 static void two_engines_of_a_space_share_what_they_compute(void **state)
 {
+	uint64_t exists = 0, audited = 0, hits;
 	struct fx *f = *state;
 	struct ep_req r[32];
 	unsigned int i;
@@ -197,10 +208,17 @@ static void two_engines_of_a_space_share_what_they_compute(void **state)
 		ask_many(&e[1], 16, r);
 		expect_many(&e[0], shapes[i], 16, r);
 		expect_many(&e[1], shapes[i], 16, r);
-		T_EQ(ep_stat(&e[0], "differ") + ep_stat(&e[1], "differ"), 0);
+		T_EQ(both("differ"), 0);
+		audited += both("audited");
+		exists += both("exists");
+		/* none of the two has computed all that it used */
+		hits = both("hit_pages");
+		T_CHECK(hits + both("exists") > 0, "%s", shapes[i]);
 		ep_quit(&e[0]);
 		ep_quit(&e[1]);
 	}
+	/* and it was seen that a page of one is a page of the other */
+	T_CHECK(exists > 0 && audited > 0);
 	ta_baseline(&f->d, 5000);
 	ta_check(&f->d);
 }
@@ -288,7 +306,7 @@ static void samples_write_to_pages_that_were_guarded(void **state)
 		for (j = 0; j < 2; j++)
 			ep_expect(&a[j], "mha", &r);
 	}
-	T_CHECK(ep_stat(&e[0], "published") > MIB / 16384);
+	T_CHECK(ta_counter(&f->d, "dram0", "pgpublish") > MIB / 16384);
 	T_CHECK(ep_stat(&e[0], "guarded") > 8 * 8);
 	T_EQ(ep_stat(&e[0], "unguarded"), 0);
 	T_CHECK(ep_stat(&e[0], "forks") > 4);
@@ -348,23 +366,20 @@ static void samples_of_unpublished_prompts_are_the_models(void **state)
 
 /* ---- modes -------------------------------------------------------------------------- */
 
-static void modes_change_who_computes_and_nothing_else(void **state)
+static void all_modes(struct fx *f, const char *shape)
 {
 	static const char *const mode[] = {
 		"bypass", "on", "readonly", "observe", "on",
 	};
-	struct fx *f = *state;
 	struct ep_answer a;
 	unsigned int i;
 
-	start(f);
-	ep_start(&e[0], f->d.socket, "-c", "gqa", NULL);
-	ep_one(&e[0], "gqa", &cold);
+	ep_one(&e[0], shape, &cold);
 	for (i = 0; i < 5; i++) {
 		bool hits = !strcmp(mode[i], "on") || !strcmp(mode[i], "readonly");
 
 		ta_mode(&f->d, mode[i]);
-		a = ep_one(&e[0], "gqa", &cold);
+		a = ep_one(&e[0], shape, &cold);
 		T_EQ(a.hit > 0, hits);
 	}
 	/* while it works */
@@ -374,9 +389,51 @@ static void modes_change_who_computes_and_nothing_else(void **state)
 	ta_mode(&f->d, "on");
 	for (i = 0; i < 2; i++) {
 		ep_answers(&e[0], &a, 1);
-		ep_expect(&a, "gqa", a.id == 1 ? &cold : &more);
+		ep_expect(&a, shape, a.id == 1 ? &cold : &more);
 	}
-	ep_quit(&e[0]);
+}
+
+static void modes_change_who_computes_and_nothing_else(void **state)
+{
+	struct fx *f = *state;
+	unsigned int i;
+
+	start(f);
+	for (i = 0; i < 6; i++) {
+		ep_start(&e[0], f->d.socket, "-c", shapes[i], NULL);
+		all_modes(f, shapes[i]);
+		ep_quit(&e[0]);
+	}
+	ta_baseline(&f->d, 5000);
+	ta_check(&f->d);
+}
+
+/* ---- another daemon ------------------------------------------------------------------ */
+
+/* Its frames are all gone; what runs ends by itself, and the next begins anew. */
+static void a_daemon_that_dies_costs_hits_and_nothing_else(void **state)
+{
+	struct fx *f = *state;
+	struct ep_req r[32];
+	unsigned int i;
+
+	start(f);
+	for (i = 0; i < 6; i++) {
+		ep_start(&e[0], f->d.socket, "-c", shapes[i], "--budget", "32",
+			 NULL);
+		ep_one(&e[0], shapes[i], &cold);
+		td_kill(&f->d);
+		ep_one(&e[0], shapes[i], &more);
+		T_OK(td_start(&f->d));
+		/* and while it works */
+		ask_many(&e[0], 12, r);
+		td_kill(&f->d);
+		T_OK(td_start(&f->d));
+		expect_many(&e[0], shapes[i], 12, r);
+		T_WAIT(20000, ep_one(&e[0], shapes[i], &cold).hit > 0);
+		T_CHECK(ep_stat(&e[0], "epochs") > 0);
+		ep_quit(&e[0]);
+	}
 	ta_baseline(&f->d, 5000);
 	ta_check(&f->d);
 }
@@ -398,6 +455,7 @@ int main(void)
 		T(samples_of_preempted_prompts_are_the_models),
 		T(samples_of_unpublished_prompts_are_the_models),
 		T(modes_change_who_computes_and_nothing_else),
+		T(a_daemon_that_dies_costs_hits_and_nothing_else),
 	};
 	int failed;
 

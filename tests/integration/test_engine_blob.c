@@ -295,8 +295,8 @@ static void a_state_comes_back_from_nvme_as_it_was(void **state)
 	}
 }
 
-/* A medium that lies, and one that is full: computed, and the same. */
-static void a_bad_nvme_costs_checkpoints_and_nothing_else(void **state)
+/* A medium that lies: computed, and the same. */
+static void flipped_bits_cost_checkpoints_and_nothing_else(void **state)
 {
 	struct fx *f = *state;
 	struct ep_answer a;
@@ -313,7 +313,28 @@ static void a_bad_nvme_costs_checkpoints_and_nothing_else(void **state)
 	a = ep_one(&e[0], "gqa", &cold);
 	T_EQ(a.hit, 0);
 	T_CHECK(ta_counter(&f->d, "nvme0", "pgcrc_fail") > 0);
+	ta_fault(&f->d, "");
+	ep_one(&e[0], "gqa", &cold);
+	all_quiet(f);
+}
+
+/* One that takes nothing any more: what it has comes back, the rest is computed. */
+static void a_full_nvme_costs_checkpoints_and_nothing_else(void **state)
+{
+	struct fx *f = *state;
+	unsigned int i = 500;
+
+	fx_start(f, &(struct td_opts){
+		.dram_bytes = 4 * MIB, .nvme_bytes = 64 * MIB,
+		.config = PATIENT });
+	blob_engine(f, &e[0], "gqa");
+	ep_one(&e[0], "gqa", &cold);
+	T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	blob_engine(f, &e[1], "gqa");
+	push_out(f, &e[1]);
 	ta_fault(&f->d, "nvme0:write:enospc");
+	T_WAIT(LONG_WAIT, (press(f, &e[1], i++),
+			   ta_node(&f->d, "nvme0", "write.enospc") > 0));
 	ep_one(&e[0], "gqa", &cold);
 	ta_fault(&f->d, "");
 	ep_one(&e[0], "gqa", &cold);
@@ -497,7 +518,8 @@ int main(void)
 		T(answers_of_odd_lengths_are_the_models),
 		T(the_oracle_does_without_a_daemon_and_blobs_do_not),
 		T(a_state_comes_back_from_nvme_as_it_was),
-		T(a_bad_nvme_costs_checkpoints_and_nothing_else),
+		T(flipped_bits_cost_checkpoints_and_nothing_else),
+		T(a_full_nvme_costs_checkpoints_and_nothing_else),
 		T(a_daemon_that_dies_costs_checkpoints_and_nothing_else),
 		T(modes_change_who_computes_and_nothing_else),
 		T(two_engines_save_the_same_at_once),

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * SIGKILL at random moments, to whoever it hits: a scheduler with ranks, one of
- * its ranks, another engine of the same space, kvmmd. Those that are left give
- * the answers that the model gives, and when they are done nothing of the dead
- * is left in any account.
+ * SIGKILL at random moments of their work, to whoever it hits: a scheduler with
+ * ranks, one of its ranks, another engine of the same space, kvmmd. Those that are
+ * left give the answers that the model gives, and when they are done nothing of
+ * the dead is left in any account. The model's shape is another one from run to
+ * run, by the seed.
  */
 #include <errno.h>
 #include <signal.h>
@@ -17,8 +18,7 @@
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
-#define SHAPE		"gqa"
-#define NR_ASK		4
+#define NR_ASK		6
 #define LONG_ROUNDS	50
 #define ROUNDS		8
 
@@ -30,7 +30,13 @@ enum victim {
 enum { TP, ONE, TWO, NR_ENGINES };
 #define NR_CLIENTS	5u	/* a scheduler, its ranks, and the two */
 
+static const char *const shapes[] = {
+	"mha", "gqa", "mqa", "mla", "window", "linear",
+};
+
 static struct ep e[NR_ENGINES];
+static unsigned int answered[NR_ENGINES];	/* of this round's requests */
+static const char *shape;
 static struct rng rng;
 
 static int teardown(void **state)
@@ -55,13 +61,16 @@ static const char nodes[] =
 static void engine_start(struct fx *f, unsigned int i)
 {
 	if (i == TP)
-		ep_start(&e[i], f->d.socket, "-c", SHAPE, "--ranks", "2",
+		ep_start(&e[i], f->d.socket, "-c", shape, "--ranks", "2",
 			 "--node", "gang2", NULL);
 	else
-		ep_start(&e[i], f->d.socket, "-c", SHAPE, NULL);
+		ep_start(&e[i], f->d.socket, "-c", shape, NULL);
 }
 
-/* A few texts, so that their answers are computed once by the oracle. */
+/*
+ * A few texts, so that their answers are computed once by the oracle. They end one
+ * after the other.
+ */
 static struct ep_req request(unsigned int i)
 {
 	static char text[NR_ASK][160];
@@ -70,7 +79,7 @@ static struct ep_req request(unsigned int i)
 		 "They begin alike, and that is what they share with whoever else is there; then number %u goes its own way%s",
 		 i, i % 2 ? " for some more words." : ".");
 	return (struct ep_req){
-		.id = i, .text = text[i], .max_tokens = 40, .seed = i,
+		.id = i, .text = text[i], .max_tokens = 14 + 10 * i, .seed = i,
 		.temperature = 0.8,
 	};
 }
@@ -80,41 +89,65 @@ static void ask_all(unsigned int i)
 	struct ep_req r;
 	unsigned int j;
 
+	answered[i] = 0;
 	for (j = 0; j < NR_ASK; j++) {
 		r = request(j);
 		ep_ask(&e[i], &r);
 	}
 }
 
+static void expect_one(unsigned int i, const struct ep_answer *a)
+{
+	struct ep_req r = request((unsigned int)a->id);
+
+	ep_expect(a, shape, &r);
+	answered[i]++;
+}
+
 static void expect_all(unsigned int i)
 {
-	struct ep_answer a[NR_ASK];
-	struct ep_req r;
-	unsigned int j;
+	struct ep_answer a;
 
-	ep_answers(&e[i], a, NR_ASK);
-	for (j = 0; j < NR_ASK; j++) {
-		r = request((unsigned int)a[j].id);
-		ep_expect(&a[j], SHAPE, &r);
+	while (answered[i] < NR_ASK) {
+		ep_answers(&e[i], &a, 1);
+		expect_one(i, &a);
 	}
 }
 
-/* Who of the engines is dead after it? NR_ENGINES: none. */
-static unsigned int strike(struct fx *f, enum victim v)
+/* What it has said by now, or had when it was killed: is there more to come? */
+static bool is_busy(unsigned int i)
 {
+	struct ep_answer a;
+
+	while (answered[i] < NR_ASK && ep_try_answer(&e[i], &a, 0))
+		expect_one(i, &a);
+	return answered[i] < NR_ASK;
+}
+
+/*
+ * Who of the engines is dead after it? NR_ENGINES: none. *@busy: somebody whom it
+ * hit was at work.
+ */
+static unsigned int strike(struct fx *f, enum victim v, bool *busy)
+{
+	unsigned int i, dead = v == OTHER ? TWO : TP;
+
 	switch (v) {
 	case SCHEDULER:
-		ep_kill(&e[TP]);
-		return TP;
+	case OTHER:
+		kill(e[dead].pid, SIGKILL);
+		*busy = is_busy(dead);
+		ep_kill(&e[dead]);
+		return dead;
 	case RANK:
 		kill(e[TP].rank[rng_below(&rng, 2)], SIGKILL);
+		*busy = is_busy(TP);
 		ep_end(&e[TP], 30000);
 		return TP;
-	case OTHER:
-		ep_kill(&e[TWO]);
-		return TWO;
 	default:
 		td_kill(&f->d);
+		for (*busy = false, i = 0; i < NR_ENGINES; i++)
+			*busy |= is_busy(i);
 		T_OK(td_start(&f->d));
 		return NR_ENGINES;
 	}
@@ -137,14 +170,31 @@ static bool at_rest(struct fx *f)
 	       ta_clients(&f->d) == NR_CLIENTS;
 }
 
-static void round_of(struct fx *f, enum victim v)
+/* Until the victim has answered some of it, and a little longer. */
+static void wait_some(enum victim v)
+{
+	unsigned int i = v == DAEMON ? (unsigned int)rng_below(&rng, NR_ENGINES) :
+			 v == OTHER ? TWO : TP;
+	unsigned int n = (unsigned int)rng_below(&rng, NR_ASK - 2);
+	struct ep_answer a;
+
+	while (answered[i] < n) {
+		ep_answers(&e[i], &a, 1);
+		expect_one(i, &a);
+	}
+	usleep((useconds_t)rng_below(&rng, 5000));
+}
+
+/* Return: did it hit somebody at work? */
+static bool round_of(struct fx *f, enum victim v)
 {
 	unsigned int dead, i, r;
+	bool busy;
 
 	for (i = 0; i < NR_ENGINES; i++)
 		ask_all(i);
-	usleep((useconds_t)rng_below(&rng, 60000));
-	dead = strike(f, v);
+	wait_some(v);
+	dead = strike(f, v, &busy);
 	for (i = 0; i < NR_ENGINES; i++)
 		if (i != dead)
 			expect_all(i);
@@ -156,20 +206,32 @@ static void round_of(struct fx *f, enum victim v)
 	}
 	T_WAIT(20000, at_rest(f));
 	ta_check(&f->d);
+	return busy;
 }
 
 static void whoever_is_killed_the_others_are_right(void **state)
 {
-	unsigned int i, rounds = test_long() ? LONG_ROUNDS : ROUNDS;
+	unsigned int i, rounds = test_long() ? LONG_ROUNDS : ROUNDS, busy = 0;
 	struct fx *f = *state;
 
 	rng_seed(&rng, test_seed());
+	shape = shapes[rng_below(&rng, 6)];
+	printf("# shape %s\n", shape);
 	fx_start(f, &(struct td_opts){ .config = nodes });
 	for (i = 0; i < NR_ENGINES; i++)
 		engine_start(f, i);
+	/* not while somebody is to be met at work: the oracle takes longer */
+	for (i = 0; i < NR_ENGINES; i++) {
+		ask_all(i);
+		expect_all(i);
+	}
 	/* each kind is met, in whatever order from then on */
 	for (i = 0; i < rounds; i++)
-		round_of(f, i < NR_VICTIMS ? i : rng_below(&rng, NR_VICTIMS));
+		busy += round_of(f, i < NR_VICTIMS ? i :
+				    rng_below(&rng, NR_VICTIMS));
+	T_CHECK(busy >= rounds / 2, "%u of %u kills hit somebody at work", busy,
+		rounds);
+	printf("# %u of %u kills hit somebody at work\n", busy, rounds);
 	for (i = 0; i < NR_ENGINES; i++)
 		ep_quit(&e[i]);
 	ta_baseline(&f->d, 20000);

@@ -15,8 +15,10 @@
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
-/* Those whose heads divide by four; latents are mirrored. */
-static const char *const shapes[] = { "mha", "gqa", "mla", "window", "linear" };
+/* Heads divide by four; a single head and latents are mirrored. */
+static const char *const shapes[] = {
+	"mha", "gqa", "mqa", "mla", "window", "linear",
+};
 #define NR_SHAPES	(sizeof(shapes) / sizeof(shapes[0]))
 
 static const struct ep_req req = {

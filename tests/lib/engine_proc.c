@@ -534,6 +534,18 @@ void ep_expect(const struct ep_answer *a, const char *shape,
 		       shape, a->id, a->sample);
 }
 
+bool ep_is(const struct ep_answer *a, const char *shape,
+	   const struct ep_req *r)
+{
+	const struct known *k = known_answer(shape, r, a->sample);
+	char digest[20];
+
+	snprintf(digest, sizeof(digest), "%016" PRIx64, k->digest);
+	return !a->err && a->ntok == r->max_tokens &&
+	       !memcmp(a->tok, k->tok, a->ntok * sizeof(*a->tok)) &&
+	       !strcmp(digest, a->digest);
+}
+
 struct ep_answer ep_one(struct ep *e, const char *shape,
 			const struct ep_req *r)
 {

@@ -109,6 +109,10 @@ void ep_kill(struct ep *e);
 void ep_expect(const struct ep_answer *a, const char *shape,
 	       const struct ep_req *r);
 
+/** ep_is() - is it? */
+bool ep_is(const struct ep_answer *a, const char *shape,
+	   const struct ep_req *r);
+
 /** ep_one() - ask, wait, expect; the answer */
 struct ep_answer ep_one(struct ep *e, const char *shape,
 			const struct ep_req *r);

@@ -5,347 +5,32 @@
  * cache that is wrong somewhere does not.
  */
 #include <errno.h>
-#include <math.h>
-#include <pthread.h>
 #include <string.h>
 
-#include "ipc/base/rand.h"
-#include "tests/engine/weights.h"
+#include "tests/lib/fwd_rig.h"
 #include "tests/lib/unit.h"
-
-#define NR_SEQS		3
-#define MAX_TOKENS	112
-#define MAX_STEPS	512
-#define MAX_LAYERS	8
-#define NR_PAGES	(1 + NR_SEQS * (MAX_TOKENS + 2))
-
-/* -- a cache in pages, and ranks ------------------------------------------------- */
-
-/**
- * struct step_plan - what all ranks do at once
- * @n:		tokens of each sequence, 0: none
- * @want:	logits of each?
- * @digest:	what the oracle says
- */
-struct step_plan {
-	uint32_t	n[NR_SEQS];
-	bool		want[NR_SEQS];
-	uint64_t	digest[NR_SEQS];
-};
-
-/**
- * struct plan - sequences, and how they are cut into steps
- * @len:	of each sequence
- */
-struct plan {
-	const struct model *m;
-	uint32_t	tok[NR_SEQS][MAX_TOKENS];
-	uint32_t	len[NR_SEQS];
-	struct step_plan step[MAX_STEPS];
-	unsigned int	steps;
-};
-
-struct rig;
-
-struct rank {
-	struct rig	*rig;
-	struct fwd	f;
-	int32_t		table[MAX_LAYERS][NR_SEQS][MAX_TOKENS + 2];
-	float		*shared;	/* what it shows the others */
-	int		err;
-	unsigned int	wrong;		/* steps with other logits */
-};
-
-/**
- * struct rig - ranks with a paged cache
- * @table:	by layer and sequence; ranks have copies that forget what no window
- *		reaches any more
- */
-struct rig {
-	const struct plan *p;
-	uint32_t	world;
-	struct rank	rank[MODEL_MAX_WORLD];
-	int32_t		table[MAX_LAYERS][NR_SEQS][MAX_TOKENS + 2];
-	pthread_barrier_t barrier;
-};
-
-static int share(void *arg, float *buf, size_t rows, size_t dim, size_t lo,
-		 size_t hi)
-{
-	struct rank *self = arg;
-	struct rig *rig = self->rig;
-
-	self->shared = buf;
-	pthread_barrier_wait(&rig->barrier);
-	for (uint32_t i = 0; i < rig->world; i++) {
-		const float *other = rig->rank[i].shared;
-		/* What a rank has computed of a row follows from its number. */
-		size_t a = dim * i / rig->world, b = dim * (i + 1) / rig->world;
-
-		if (other == buf)
-			continue;
-		for (size_t r = 0; r < rows; r++)
-			memcpy(buf + r * dim + a, other + r * dim + a,
-			       (b - a) * sizeof(*buf));
-	}
-	pthread_barrier_wait(&rig->barrier);
-	return 0;
-}
-
-static size_t layer_bytes(const struct rig *rig, unsigned int l)
-{
-	const struct model_config *c = model_config_of(rig->p->m);
-	size_t bytes = model_kv_bytes(c, l);
-
-	return model_kv_striped(c, l) ? bytes / rig->world : bytes;
-}
-
-/* Pages of each layer in an order of its own, and nothing but NaN in them. */
-static void rig_init(struct rig *rig, const struct plan *p, uint32_t world,
-		     const uint32_t *block_tokens, struct rng *r)
-{
-	const struct model_config *c = model_config_of(p->m);
-	static int32_t page[NR_PAGES];
-
-	memset(rig, 0, sizeof(*rig));
-	rig->p = p;
-	rig->world = world;
-	pthread_barrier_init(&rig->barrier, NULL, world);
-	for (unsigned int l = 0; l < c->layers; l++) {
-		for (int32_t i = 1; i < NR_PAGES; i++)
-			page[i] = i;
-		for (int32_t i = NR_PAGES - 1; i > 1; i--) {
-			int32_t j = 1 + (int32_t)rng_below(r, (uint64_t)i);
-			int32_t was = page[i];
-
-			page[i] = page[j];
-			page[j] = was;
-		}
-		for (int s = 0; s < NR_SEQS; s++)
-			memcpy(rig->table[l][s],
-			       page + 1 + s * (MAX_TOKENS + 2),
-			       sizeof(rig->table[l][s]));
-	}
-	for (uint32_t i = 0; i < world; i++) {
-		struct rank *k = &rig->rank[i];
-
-		k->rig = rig;
-		memcpy(k->table, rig->table, sizeof(k->table));
-		k->f = (struct fwd){ .m = p->m, .rank = i, .world = world,
-				     .share = share, .arg = k };
-		for (unsigned int l = 0; l < c->layers; l++) {
-			bool state = c->kind[l] == LAYER_LINEAR;
-			uint32_t bt = state ? 1 : block_tokens[l];
-			size_t stride = layer_bytes(rig, l) * bt + 64;
-			struct kv_place *at = &k->f.place[l];
-
-			at->k = malloc(stride * NR_PAGES);
-			at->v = malloc(stride * NR_PAGES);
-			assert_non_null(at->k);
-			assert_non_null(at->v);
-			memset(at->k, 0xff, stride * NR_PAGES);
-			memset(at->v, 0xff, stride * NR_PAGES);
-			at->k_stride = at->v_stride = stride;
-			at->block_tokens = bt;
-			at->table_ix = l;
-		}
-	}
-}
-
-static void rig_fini(struct rig *rig)
-{
-	const struct model_config *c = model_config_of(rig->p->m);
-
-	for (uint32_t i = 0; i < rig->world; i++) {
-		fwd_fini(&rig->rank[i].f);
-		for (unsigned int l = 0; l < c->layers; l++) {
-			free(rig->rank[i].f.place[l].k);
-			free(rig->rank[i].f.place[l].v);
-		}
-	}
-	pthread_barrier_destroy(&rig->barrier);
-}
-
-/* Pages that lie before the window of position @pos have no entry. */
-static void forget(struct rank *k, unsigned int l, int s, uint32_t pos,
-		   uint32_t window)
-{
-	uint32_t bt = k->f.place[l].block_tokens;
-
-	for (uint32_t b = 0; (b + 1) * bt + window <= pos + 1; b++)
-		k->table[l][s][b] = 0;
-}
-
-/* Step @s of the plan by one rank; -> err, or how many logits differ. */
-static int rank_step(struct rank *k, const uint32_t *pos, unsigned int s)
-{
-	const struct plan *p = k->rig->p;
-	const struct model_config *c = model_config_of(p->m);
-	const struct step_plan *sp = &p->step[s];
-	const int32_t *table[NR_SEQS][MAX_LAYERS];
-	struct fwd_seq seq[NR_SEQS];
-	static _Thread_local float logits[NR_SEQS][512];
-	unsigned int n = 0;
-	int err, wrong = 0;
-
-	for (int i = 0; i < NR_SEQS; i++) {
-		if (!sp->n[i])
-			continue;
-		for (unsigned int l = 0; l < c->layers; l++) {
-			if (c->kind[l] == LAYER_WINDOW)
-				forget(k, l, i, pos[i], c->window);
-			table[i][l] = k->table[l][i];
-		}
-		seq[n++] = (struct fwd_seq){
-			.tok = p->tok[i] + pos[i], .n = sp->n[i],
-			.pos = pos[i], .table = table[i],
-			.logits = sp->want[i] ? logits[i] : NULL };
-	}
-	err = fwd_run(&k->f, seq, n);
-	if (err)
-		return err;
-	for (int i = 0; i < NR_SEQS; i++)
-		if (sp->n[i] && sp->want[i])
-			wrong += logits_digest(0, logits[i], c->vocab) !=
-				 sp->digest[i];
-	return wrong;
-}
-
-static void *rank_main(void *arg)
-{
-	struct rank *k = arg;
-	uint32_t pos[NR_SEQS] = { 0 };
-
-	for (unsigned int s = 0; s < k->rig->p->steps && !k->err; s++) {
-		int ret = rank_step(k, pos, s);
-
-		if (ret < 0)
-			k->err = ret;
-		else
-			k->wrong += (unsigned int)ret;
-		for (int i = 0; i < NR_SEQS; i++)
-			pos[i] += k->rig->p->step[s].n[i];
-	}
-	return NULL;
-}
-
-/* All steps by all ranks; how many logits were others than the oracle's. */
-static unsigned int rig_run(struct rig *rig)
-{
-	pthread_t th[MODEL_MAX_WORLD];
-	unsigned int wrong = 0;
-
-	for (uint32_t i = 0; i < rig->world; i++)
-		assert_int_equal(pthread_create(&th[i], NULL, rank_main,
-						&rig->rank[i]), 0);
-	for (uint32_t i = 0; i < rig->world; i++) {
-		pthread_join(th[i], NULL);
-		assert_int_equal(rig->rank[i].err, 0);
-		wrong += rig->rank[i].wrong;
-	}
-	return wrong;
-}
-
-/* -- plans ----------------------------------------------------------------------- */
-
-static void plan_tokens(struct plan *p, struct rng *r)
-{
-	uint32_t vocab = model_config_of(p->m)->vocab;
-
-	for (int i = 0; i < NR_SEQS; i++) {
-		p->len[i] = 45 + (uint32_t)rng_below(r, MAX_TOKENS - 45);
-		for (uint32_t t = 0; t < p->len[i]; t++)
-			p->tok[i][t] = (uint32_t)rng_below(r, vocab);
-	}
-}
-
-/* Cut at random into chunks of up to @chunk, some sequences of them in a step. */
-static void plan_cut(struct plan *p, struct rng *r, uint32_t chunk)
-{
-	uint32_t pos[NR_SEQS] = { 0 };
-	bool more = true;
-
-	for (p->steps = 0; more; p->steps++) {
-		struct step_plan *sp = &p->step[p->steps];
-		bool any = false;
-
-		assert_true(p->steps < MAX_STEPS);
-		*sp = (struct step_plan){ 0 };
-		more = false;
-		for (int i = 0; i < NR_SEQS; i++) {
-			uint32_t left = p->len[i] - pos[i];
-
-			if (left && rng_below(r, 3)) {
-				sp->n[i] = 1 + (uint32_t)rng_below(r, chunk);
-				if (sp->n[i] > left)
-					sp->n[i] = left;
-				pos[i] += sp->n[i];
-				sp->want[i] = rng_below(r, 2) ||
-					      pos[i] == p->len[i];
-				any = true;
-			}
-			more |= pos[i] < p->len[i];
-		}
-		if (!any)
-			p->steps--;
-	}
-}
-
-/* What the oracle says after each chunk whose logits are wanted. */
-static void plan_ask(struct plan *p)
-{
-	uint32_t vocab = model_config_of(p->m)->vocab;
-	static float logits[512];
-	struct oracle *o;
-
-	assert_int_equal(oracle_create(p->m, &o), 0);
-	for (int i = 0; i < NR_SEQS; i++) {
-		uint32_t pos = 0;
-
-		oracle_reset(o);
-		for (unsigned int s = 0; s < p->steps; s++) {
-			uint32_t n = p->step[s].n[i];
-
-			assert_int_equal(oracle_run(o, p->tok[i] + pos, n,
-						    logits), 0);
-			p->step[s].digest[i] = logits_digest(0, logits, vocab);
-			pos += n;
-		}
-	}
-	oracle_destroy(o);
-}
-
-static struct model *model_of(const char *name, uint64_t seed)
-{
-	struct model_config c;
-	struct model *m;
-
-	assert_int_equal(model_config_named(&c, name), 0);
-	assert_int_equal(model_create(&c, seed, &m), 0);
-	return m;
-}
 
 static void one_matrix(const struct model *m, uint32_t world,
 		       unsigned int threads, uint64_t seed)
 {
 	static const uint32_t sizes[] = { 1, 3, 16, 16, 64 };
-	static struct plan p;
-	static struct rig rig;
-	uint32_t bt[MAX_LAYERS];
+	static struct rig_plan p;
+	static struct fwd_rig rig;
+	uint32_t bt[RIG_LAYERS];
 	struct rng r;
 
 	rng_seed(&r, seed);
 	p.m = m;
-	plan_tokens(&p, &r);
-	plan_cut(&p, &r, rng_below(&r, 2) ? 7 : 90);
-	plan_ask(&p);
-	for (int l = 0; l < MAX_LAYERS; l++)
+	fwd_rig_plan_tokens(&p, &r);
+	fwd_rig_plan_cut(&p, &r, rng_below(&r, 2) ? 7 : 90);
+	fwd_rig_plan_ask(&p);
+	for (int l = 0; l < RIG_LAYERS; l++)
 		bt[l] = sizes[rng_below(&r, 5)];
-	rig_init(&rig, &p, world, bt, &r);
+	fwd_rig_init(&rig, &p, world, bt, &r);
 	for (uint32_t i = 0; i < world; i++)
 		rig.rank[i].f.threads = threads;
-	assert_int_equal(rig_run(&rig), 0);
-	rig_fini(&rig);
+	assert_int_equal(fwd_rig_run(&rig), 0);
+	fwd_rig_fini(&rig);
 }
 
 static const char *const shapes[] = {
@@ -359,7 +44,7 @@ static void paged_pass_gives_the_oracles_bits(void **state)
 	int rounds = test_long() ? 12 : 1;
 
 	for (size_t i = 0; i < NR_SHAPES; i++) {
-		struct model *m = model_of(shapes[i], 7);
+		struct model *m = fwd_rig_model(shapes[i], 7);
 
 		for (int k = 0; k < rounds; k++)
 			one_matrix(m, 1, 0, test_seed() * 100 + (uint64_t)k);
@@ -370,7 +55,7 @@ static void paged_pass_gives_the_oracles_bits(void **state)
 static void ranks_give_the_oracles_bits(void **state)
 {
 	for (size_t i = 0; i < NR_SHAPES; i++) {
-		struct model *m = model_of(shapes[i], 7);
+		struct model *m = fwd_rig_model(shapes[i], 7);
 
 		one_matrix(m, 2, 0, test_seed());
 		one_matrix(m, 4, 0, test_seed() + 1);
@@ -409,7 +94,7 @@ static void mixed_layers_of_odd_sizes_give_the_oracles_bits(void **state)
 
 static void threads_give_the_oracles_bits(void **state)
 {
-	struct model *m = model_of("gqa", 7);
+	struct model *m = fwd_rig_model("gqa", 7);
 
 	one_matrix(m, 1, 3, test_seed());
 	one_matrix(m, 2, 2, test_seed());
@@ -423,12 +108,12 @@ static void instruction_sets_give_the_same_bits(void **state)
 {
 	static float logits[512];
 	uint64_t digest[2];
-	uint32_t tok[MAX_TOKENS];
+	uint32_t tok[RIG_TOKENS];
 
 	for (size_t i = 0; i < NR_SHAPES; i++) {
-		struct model *m = model_of(shapes[i], 7);
+		struct model *m = fwd_rig_model(shapes[i], 7);
 
-		for (int k = 0; k < MAX_TOKENS; k++)
+		for (int k = 0; k < RIG_TOKENS; k++)
 			tok[k] = (uint32_t)(k * k % 250);
 		for (int path = 0; path < 2; path++) {
 			struct oracle *o;
@@ -436,7 +121,7 @@ static void instruction_sets_give_the_same_bits(void **state)
 			if (kern_force(path ? "avx2" : "portable"))
 				continue;
 			assert_int_equal(oracle_create(m, &o), 0);
-			assert_int_equal(oracle_run(o, tok, MAX_TOKENS,
+			assert_int_equal(oracle_run(o, tok, RIG_TOKENS,
 						    logits), 0);
 			digest[path] = logits_digest(0, logits, 272);
 			oracle_destroy(o);
@@ -457,46 +142,47 @@ static void instruction_sets_give_the_same_bits(void **state)
  */
 #define SHORT	64
 
-static void short_rig(struct rig *rig, struct plan *p, const struct model *m)
+static void short_rig(struct fwd_rig *rig, struct rig_plan *p,
+		      const struct model *m)
 {
-	uint32_t bt[MAX_LAYERS], pos[NR_SEQS] = { 0 };
+	uint32_t bt[RIG_LAYERS], pos[RIG_SEQS] = { 0 };
 	struct rng r;
 
 	rng_seed(&r, 11);
-	*p = (struct plan){ .m = m, .steps = 2, .len = { SHORT } };
+	*p = (struct rig_plan){ .m = m, .steps = 2, .len = { SHORT } };
 	for (int t = 0; t < SHORT; t++)
 		p->tok[0][t] = (uint32_t)rng_below(&r, 101);
 	p->step[0].n[0] = SHORT - 1;
 	p->step[1].n[0] = 1;
 	p->step[1].want[0] = true;
-	plan_ask(p);
-	for (int l = 0; l < MAX_LAYERS; l++)
+	fwd_rig_plan_ask(p);
+	for (int l = 0; l < RIG_LAYERS; l++)
 		bt[l] = 16;
-	rig_init(rig, p, 1, bt, &r);
-	assert_int_equal(rank_step(&rig->rank[0], pos, 0), 0);
+	fwd_rig_init(rig, p, 1, bt, &r);
+	assert_int_equal(fwd_rig_rank_step(&rig->rank[0], pos, 0), 0);
 }
 
 /* The last token; are the logits wrong? Repeatable: it rewrites what it wrote. */
-static bool last_is_wrong(struct rig *rig)
+static bool last_is_wrong(struct fwd_rig *rig)
 {
-	uint32_t pos[NR_SEQS] = { SHORT - 1 };
+	uint32_t pos[RIG_SEQS] = { SHORT - 1 };
 
-	return rank_step(&rig->rank[0], pos, 1) != 0;
+	return fwd_rig_rank_step(&rig->rank[0], pos, 1) != 0;
 }
 
 /* Row @t of layer @l, of its K or V. */
-static uint8_t *row_at(struct rig *rig, unsigned int l, uint32_t t, bool v)
+static uint8_t *row_at(struct fwd_rig *rig, unsigned int l, uint32_t t, bool v)
 {
 	const struct kv_place *p = &rig->rank[0].f.place[l];
 
 	return (v ? p->v : p->k) + (size_t)rig->table[l][0][t / 16] *
-	       p->k_stride + t % 16 * layer_bytes(rig, l);
+	       p->k_stride + t % 16 * fwd_rig_layer_bytes(rig, l);
 }
 
 static void one_wrong_byte_changes_the_logits(void **state)
 {
-	static struct plan p;
-	static struct rig rig;
+	static struct rig_plan p;
+	static struct fwd_rig rig;
 	struct rng r;
 
 	rng_seed(&r, test_seed());
@@ -507,7 +193,7 @@ static void one_wrong_byte_changes_the_logits(void **state)
 		/* A step changes states, so it cannot be repeated: see below. */
 		if (!strcmp(shapes[i], "linear"))
 			continue;
-		m = model_of(shapes[i], 7);
+		m = fwd_rig_model(shapes[i], 7);
 		c = model_config_of(m);
 		short_rig(&rig, &p, m);
 		assert_false(last_is_wrong(&rig));
@@ -527,13 +213,13 @@ static void one_wrong_byte_changes_the_logits(void **state)
 			*at ^= 0x80;
 		}
 		assert_false(last_is_wrong(&rig));
-		rig_fini(&rig);
+		fwd_rig_fini(&rig);
 		model_destroy(m);
 	}
 }
 
 /* The state of linear layer @l, of one sequence. */
-static uint8_t *state_at(struct rig *rig, unsigned int l)
+static uint8_t *state_at(struct fwd_rig *rig, unsigned int l)
 {
 	const struct kv_place *p = &rig->rank[0].f.place[l];
 
@@ -542,11 +228,11 @@ static uint8_t *state_at(struct rig *rig, unsigned int l)
 
 static void wrong_or_stale_state_changes_the_logits(void **state)
 {
-	struct model *m = model_of("linear", 7);
+	struct model *m = fwd_rig_model("linear", 7);
 	size_t bytes = model_kv_bytes(model_config_of(m), 0);
 	uint8_t *was[3];
-	static struct plan p;
-	static struct rig rig;
+	static struct rig_plan p;
+	static struct fwd_rig rig;
 
 	short_rig(&rig, &p, m);
 	for (unsigned int l = 0; l < 3; l++) {
@@ -566,16 +252,16 @@ static void wrong_or_stale_state_changes_the_logits(void **state)
 	}
 	for (unsigned int l = 0; l < 3; l++)
 		free(was[l]);
-	rig_fini(&rig);
+	fwd_rig_fini(&rig);
 	model_destroy(m);
 }
 
 static void swapped_heads_change_the_logits(void **state)
 {
-	struct model *m = model_of("gqa", 7);
+	struct model *m = fwd_rig_model("gqa", 7);
 	size_t head = model_config_of(m)->head_dim * 2;
-	static struct plan p;
-	static struct rig rig;
+	static struct rig_plan p;
+	static struct fwd_rig rig;
 	uint8_t tmp[256];
 
 	short_rig(&rig, &p, m);
@@ -588,7 +274,7 @@ static void swapped_heads_change_the_logits(void **state)
 			memcpy(row + head, tmp, head);
 		}
 	assert_true(last_is_wrong(&rig));
-	rig_fini(&rig);
+	fwd_rig_fini(&rig);
 	model_destroy(m);
 }
 
@@ -659,7 +345,7 @@ static void first_token_is_remembered_by_every_shape(void **state)
 	uint32_t tok[100];
 
 	for (size_t i = 0; i < NR_SHAPES; i++) {
-		struct model *m = model_of(shapes[i], 7);
+		struct model *m = fwd_rig_model(shapes[i], 7);
 		struct oracle *o;
 
 		for (uint32_t t = 0; t < 100; t++)
@@ -675,164 +361,6 @@ static void first_token_is_remembered_by_every_shape(void **state)
 	}
 }
 
-/* -- the oracle ------------------------------------------------------------------------ */
-
-static void truncated_oracle_goes_on_from_there(void **state)
-{
-	struct model *m = model_of("window", 7);
-	uint32_t tok[100];
-	float a[512], b[512];
-	struct oracle *o;
-
-	for (uint32_t t = 0; t < 100; t++)
-		tok[t] = t * 11 % 250;
-	assert_int_equal(oracle_create(m, &o), 0);
-	assert_int_equal(oracle_run(o, tok, 100, a), 0);
-	assert_int_equal(oracle_truncate(o, 101), -EINVAL);
-	assert_int_equal(oracle_truncate(o, 60), 0);
-	assert_int_equal(oracle_run(o, tok + 60, 40, b), 0);
-	assert_memory_equal(a, b, 272 * sizeof(float));
-	oracle_destroy(o);
-	model_destroy(m);
-
-	m = model_of("linear", 7);
-	assert_int_equal(oracle_create(m, &o), 0);
-	assert_int_equal(oracle_run(o, tok, 50, a), 0);
-	assert_int_equal(oracle_truncate(o, 20), -EINVAL);
-	assert_int_equal(oracle_truncate(o, 50), 0);
-	assert_int_equal(oracle_truncate(o, 0), 0);
-	assert_int_equal(oracle_run(o, tok, 50, b), 0);
-	assert_memory_equal(a, b, 272 * sizeof(float));
-	tok[3] = 272;
-	assert_int_equal(oracle_run(o, tok, 50, b), -EINVAL);
-	oracle_destroy(o);
-	model_destroy(m);
-}
-
-/* -- the oracle's state as bytes ------------------------------------------------------------ */
-
-static void saved_state_goes_on_in_another_oracle(void **state)
-{
-	static const char *const shape[] = {
-		"mha", "gqa", "mqa", "mla", "window", "linear",
-	};
-	static const uint32_t at[] = { 0, 1, 16, 63, 64, 100 };
-	static float a[512], b[512];
-	uint32_t tok[112], n;
-
-	for (uint32_t t = 0; t < 112; t++)
-		tok[t] = t * 13 % 250;
-	for (size_t s = 0; s < 6; s++) {
-		struct model *m = model_of(shape[s], 7);
-
-		for (size_t i = 0; i < 6; i++) {
-			struct oracle *o, *p;
-			uint64_t len;
-			void *buf;
-
-			assert_int_equal(oracle_create(m, &o), 0);
-			assert_int_equal(oracle_create(m, &p), 0);
-			assert_int_equal(oracle_run(o, tok, at[i], NULL), 0);
-			len = oracle_state_size(o);
-			buf = malloc(len);
-			assert_non_null(buf);
-			assert_int_equal(oracle_save(o, buf, len - 1), -EINVAL);
-			assert_int_equal(oracle_save(o, buf, len), 0);
-			/* what it saw before does not matter */
-			assert_int_equal(oracle_run(p, tok + 7, 9, NULL), 0);
-			assert_int_equal(oracle_load(p, buf, len, &n), 0);
-			assert_int_equal(n, at[i]);
-			memset(buf, 0xff, len);
-			assert_int_equal(oracle_run(o, tok + n, 112 - n, a), 0);
-			assert_int_equal(oracle_run(p, tok + n, 112 - n, b), 0);
-			assert_memory_equal(a, b, 272 * sizeof(float));
-			free(buf);
-			oracle_destroy(o);
-			oracle_destroy(p);
-		}
-		model_destroy(m);
-	}
-}
-
-/* In memory of exactly that length, so that a sanitizer sees a byte too far. */
-static int load_copy(struct oracle *o, const uint8_t *buf, uint64_t len)
-{
-	uint8_t *copy = malloc(len ? len : 1);
-	uint32_t n = 77;
-	int err;
-
-	assert_non_null(copy);
-	memcpy(copy, buf, len);
-	err = oracle_load(o, copy, len, &n);
-	assert_true(!err || n == 77);
-	free(copy);
-	return err;
-}
-
-static void refused(struct oracle *o, const uint8_t *buf, uint64_t len)
-{
-	int err = load_copy(o, buf, len);
-
-	if (err != -EINVAL && err != -EBADMSG)
-		fail_msg("%d for %llu bytes", err, (unsigned long long)len);
-}
-
-static void state_that_is_not_as_it_was_saved_is_refused(void **state)
-{
-	static const char *const shape[] = { "gqa", "mla", "linear" };
-	static float a[512], b[512];
-	struct rng r;
-
-	rng_seed(&r, 31);
-	for (size_t s = 0; s < 3; s++) {
-		struct model *m = model_of(shape[s], 7);
-		struct model *other = model_of(shape[s], 8);
-		uint32_t tok[40];
-		struct oracle *o, *p;
-		uint64_t len, i;
-		uint8_t *buf;
-
-		for (uint32_t t = 0; t < 40; t++)
-			tok[t] = t * 5 % 250;
-		assert_int_equal(oracle_create(m, &o), 0);
-		assert_int_equal(oracle_create(other, &p), 0);
-		assert_int_equal(oracle_run(o, tok, 40, a), 0);
-		len = oracle_state_size(o);
-		buf = calloc(1, len + 8);
-		assert_non_null(buf);
-		assert_int_equal(oracle_save(o, buf, len), 0);
-
-		assert_int_equal(load_copy(p, buf, len), -EINVAL);
-		for (i = 0; i < 64; i++)
-			refused(o, buf, i);
-		for (i = 0; i < 50; i++)
-			refused(o, buf, rng_below(&r, len));
-		refused(o, buf, len + 1);
-		refused(o, buf, len + 8);
-		for (i = 0; i < 64 + 200; i++) {
-			uint64_t at = i < 64 ? i : rng_below(&r, len);
-			uint8_t bit = (uint8_t)(1u << rng_below(&r, 8));
-
-			buf[at] ^= bit;
-			refused(o, buf, len);
-			buf[at] ^= bit;
-		}
-		/* and after all that it is as new */
-		assert_int_equal(oracle_run(o, tok, 40, b), 0);
-		assert_memory_equal(a, b, 272 * sizeof(float));
-		assert_int_equal(load_copy(o, buf, len), 0);
-		for (i = 0; i < 50; i++) {
-			rng_fill(&r, buf + (i % 2 ? 8 : 0), len - 8);
-			refused(o, buf, len);
-		}
-		free(buf);
-		oracle_destroy(o);
-		oracle_destroy(p);
-		model_destroy(m);
-		model_destroy(other);
-	}
-}
-
 /* -- what fwd_run() refuses -------------------------------------------------------------- */
 
 static int gone(void *arg, float *buf, size_t rows, size_t dim, size_t lo,
@@ -843,17 +371,17 @@ static int gone(void *arg, float *buf, size_t rows, size_t dim, size_t lo,
 
 static void bad_steps_are_refused(void **state)
 {
-	struct model *m = model_of("gqa", 7);
-	static struct plan p;
-	static struct rig rig;
+	struct model *m = fwd_rig_model("gqa", 7);
+	static struct rig_plan p;
+	static struct fwd_rig rig;
 	uint32_t tok[2] = { 1, 2 };
-	const int32_t *table[MAX_LAYERS];
+	const int32_t *table[RIG_LAYERS];
 	struct fwd_seq seq = { .tok = tok, .n = 2, .table = table };
 	struct fwd *f = &rig.rank[0].f;
 	int32_t none[2] = { 0, -1 };
 
 	short_rig(&rig, &p, m);
-	for (int l = 0; l < MAX_LAYERS; l++)
+	for (int l = 0; l < RIG_LAYERS; l++)
 		table[l] = rig.table[l][0];
 	assert_int_equal(fwd_run(f, &seq, 0), 0);
 	assert_int_equal(fwd_run(f, &seq, 1), 0);
@@ -882,52 +410,8 @@ static void bad_steps_are_refused(void **state)
 	assert_int_equal(fwd_run(f, &seq, 1), -EINVAL);
 	f->share = gone;
 	assert_int_equal(fwd_run(f, &seq, 1), -EOWNERDEAD);
-	rig_fini(&rig);
+	fwd_rig_fini(&rig);
 	model_destroy(m);
-}
-
-/* -- sampling ------------------------------------------------------------------------------ */
-
-static void greedy_takes_the_first_of_the_largest(void **state)
-{
-	const float logits[] = { -1, 3, 2, 3, -INFINITY };
-
-	assert_int_equal(sample(logits, 5, 0, 1, 2), 1);
-	assert_int_equal(sample(logits, 5, 0, 9, 9), 1);
-}
-
-static void draws_follow_from_seed_and_position(void **state)
-{
-	static const float logits[] = { 0, 1, 2, -INFINITY };
-	unsigned int hits[4] = { 0 }, same = 0;
-
-	for (uint32_t pos = 0; pos < 20000; pos++) {
-		uint32_t a = sample(logits, 4, 1, 5, pos);
-
-		assert_int_equal(a, sample(logits, 4, 1, 5, pos));
-		same += a == sample(logits, 4, 1, 6, pos);
-		hits[a]++;
-	}
-	/* softmax(0, 1, 2) is 0.0900, 0.2447, 0.6652 */
-	assert_in_range(hits[0], 1650, 1950);
-	assert_in_range(hits[1], 4650, 5150);
-	assert_in_range(hits[2], 13000, 13600);
-	assert_int_equal(hits[3], 0);
-	/* Another seed draws independently: sum of squares is 0.5105. */
-	assert_in_range(same, 9800, 10650);
-	/* Cold and hot. */
-	for (uint32_t pos = 0; pos < 100; pos++)
-		assert_int_equal(sample(logits, 4, 0.01f, 5, pos), 2);
-}
-
-static void digest_sees_bits_and_order(void **state)
-{
-	const float a[] = { 1, 2 }, b[] = { 2, 1 }, z[] = { 0, -0.0f };
-
-	assert_true(logits_digest(0, a, 2) != logits_digest(0, b, 2));
-	assert_true(logits_digest(0, z, 1) != logits_digest(0, z + 1, 1));
-	assert_true(logits_digest(logits_digest(0, a, 1), a + 1, 1) ==
-		    logits_digest(0, a, 2));
 }
 
 int main(void)
@@ -943,13 +427,7 @@ int main(void)
 		cmocka_unit_test(swapped_heads_change_the_logits),
 		cmocka_unit_test(query_heads_look_at_their_own_group),
 		cmocka_unit_test(first_token_is_remembered_by_every_shape),
-		cmocka_unit_test(truncated_oracle_goes_on_from_there),
-		cmocka_unit_test(saved_state_goes_on_in_another_oracle),
-		cmocka_unit_test(state_that_is_not_as_it_was_saved_is_refused),
 		cmocka_unit_test(bad_steps_are_refused),
-		cmocka_unit_test(greedy_takes_the_first_of_the_largest),
-		cmocka_unit_test(draws_follow_from_seed_and_position),
-		cmocka_unit_test(digest_sees_bits_and_order),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

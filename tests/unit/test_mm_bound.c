@@ -296,6 +296,22 @@ static void what_lost_its_head_to_a_pass_goes_at_once(void **state)
 	rig_check(r);
 }
 
+static void wrecks_beyond_what_is_noted_are_counted(void **state)
+{
+	uint32_t c;
+
+	for (c = 0; c < WRECKS + 4; c++)
+		put_bound(c, 2);
+	for (c = 0; c < WRECKS + 4; c++)
+		page_drop_copy(rig_page(r, GROUP, c, 1),
+			       &r->mm->node[RIG_DRAM]);
+	assert_int_equal(rig_count(r, RIG_DRAM)->wreck_lost, 4);
+	rig_run(r, 20);
+	/* they are left to reclaim */
+	assert_int_equal(r->sp->nr_pages, 4);
+	rig_check(r);
+}
+
 /* A reader holds it: found by nobody, gone when he lets go. */
 static void a_wreck_that_is_pinned_goes_later(void **state)
 {
@@ -334,6 +350,7 @@ int main(void)
 		T(a_part_that_cannot_be_read_takes_all_of_it),
 		T(what_has_lost_its_head_goes),
 		T(what_lost_its_head_to_a_pass_goes_at_once),
+		T(wrecks_beyond_what_is_noted_are_counted),
 		T(a_wreck_that_is_pinned_goes_later),
 	};
 

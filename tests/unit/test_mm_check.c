@@ -126,6 +126,32 @@ static void open_frame_of_nobody(void **state)
 	a->mc->engine->nr_open--;
 }
 
+static void target_of_a_copy_that_nobody_makes(void **state)
+{
+	uint32_t f;
+
+	mr_alloc(a, &f, 1);
+	pool->meta[f].flags |= FMETA_COPY;
+	must_say("copied into");
+	pool->meta[f].flags &= ~FMETA_COPY;
+}
+
+static void writes_and_buffers_that_are_miscounted(void **state)
+{
+	rig.mm->node[0].wb_ios++;
+	must_say("writes");
+	rig.mm->node[0].wb_ios--;
+	rig.mm->node[0].wb_bytes++;
+	must_say("writes");
+	rig.mm->node[0].wb_bytes--;
+	pool->nr_writing++;
+	must_say("writes");
+	pool->nr_writing--;
+	rig.mm->stage.bytes++;
+	must_say("buffers");
+	rig.mm->stage.bytes--;
+}
+
 static void bytes_that_are_miscounted(void **state)
 {
 	rig.mm->node[0].bytes_pages++;
@@ -174,6 +200,8 @@ int main(void)
 		T(frame_that_is_free_twice),
 		T(frame_that_is_lost),
 		T(open_frame_of_nobody),
+		T(target_of_a_copy_that_nobody_makes),
+		T(writes_and_buffers_that_are_miscounted),
 		T(bytes_that_are_miscounted),
 		T(dirty_page_that_is_not_listed),
 		T(page_that_clients_cannot_find),

@@ -486,15 +486,21 @@ static void pin_many(struct rig_client *c, uint32_t n, int by)
 	assert_int_equal(i, n);
 }
 
+/* All that are pinned are counted and judged, if frames are short. */
+static void count_pins(void)
+{
+	pool->pin_scan_ns = 0;
+	do
+		pool_count_pins(pool);
+	while (rig.mm->pin_pool);
+}
+
 /* Somebody waits for frames; then all that are pinned are counted and judged. */
 static void count_pins_while(struct rig_client *c)
 {
 	mm_refill(c->win, pool->max_frames);
 	assert_true(pool->want > 0);
-	pool->pin_scan_ns = 0;
-	do
-		pool_count_pins(pool);
-	while (rig.mm->pin_pool);
+	count_pins();
 }
 
 /* Two engines in 128 frames, of which one may pin half; a pins 70 of them. */
@@ -535,6 +541,33 @@ static void engine_that_is_alone_may_pin_all_there_is(void **state)
 	count_pins_while(b);
 	assert_true(a->evicted);
 	assert_false(b->evicted);
+}
+
+/* All of it is pinned, so that no load waits: it is told so at once. */
+static void engine_that_starves_anothers_loads_is_found_out(void **state)
+{
+	start_over_the_limit();
+	second_engine();
+	pool_starves(pool, a->mc->engine);
+	count_pins();
+	assert_int_equal(a->mc->engine->scan_pinned, 70);
+	assert_false(a->evicted);
+	pool_starves(pool, b->mc->engine);
+	count_pins();
+	assert_true(a->evicted);
+	assert_false(b->evicted);
+	/* each count has its own: nobody has starved since */
+	assert_int_equal(pool->starved, 0);
+}
+
+static void engine_is_not_the_only_one_to_starve(void **state)
+{
+	start_over_the_limit();
+	second_engine();
+	pool_starves(pool, a->mc->engine);
+	pool_starves(pool, b->mc->engine);
+	count_pins();
+	assert_true(a->evicted);
 }
 
 static void reserve_may_be_pinned_beyond_the_limit(void **state)
@@ -622,6 +655,8 @@ int main(void)
 		T(free_that_waits_for_a_step_ends_with_the_daemon),
 		T(engine_over_its_pin_limit_suffers_alone),
 		T(engine_that_is_alone_may_pin_all_there_is),
+		T(engine_that_starves_anothers_loads_is_found_out),
+		T(engine_is_not_the_only_one_to_starve),
 		T(reserve_may_be_pinned_beyond_the_limit),
 		T(pins_elsewhere_do_not_count_in_a_pool_just_opened),
 	};

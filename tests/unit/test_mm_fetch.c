@@ -426,6 +426,9 @@ static void a_target_full_of_pins_says_so_at_once(void **state)
 	assert_true(rig_answer(r, tag, 0, &a));
 	assert_int_equal(a.res[0].result, -EAGAIN);
 	assert_int_equal(a.res[3].result, -EAGAIN);
+	/* noted: nobody waits, and yet somebody lacks what others pin */
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->starved,
+			 r->c->engine->no);
 	assert_true(now_ns() - t0 < 100 * NSEC_PER_MSEC);
 	assert_int_equal(pin_all(2, -1), n);
 }
@@ -514,7 +517,10 @@ static void a_load_does_not_wait_for_a_frame_for_ever(void **state)
 	lower_chain(1, 1);
 	fill_dirty();
 	r->mm->o.direct_reclaim_ns = 30 * NSEC_PER_MSEC;
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->starved, 0);
 	tag = rig_fetch(r, RIG_FULL, 1, 0, 1, 0);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->starved,
+			 r->c->engine->no);
 	assert_false(rig_answer(r, tag, 10, &a));
 	assert_true(rig_answer(r, tag, 1000, &a));
 	assert_int_equal(a.res[0].result, -EAGAIN);

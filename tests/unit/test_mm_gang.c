@@ -473,6 +473,7 @@ static void loads_wait_for_buffers_and_come_in_time(void **state)
 	rig_run(r, 20);
 	assert_int_equal(r->mm->stage.out[NODE_READ], 8 * BIG_PAGE);
 	assert_int_equal(list_count(&r->mm->stage.wait), 4);
+	assert_int_equal(rig_count(r, RIG_DRAM)->stage_wait, 4);
 	rig_check(r);
 	/* one write goes on, no more while loads wait */
 	r->blk->hold[NODE_WRITE] = true;

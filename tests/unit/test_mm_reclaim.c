@@ -467,6 +467,17 @@ static void an_extent_with_a_pinned_page_is_not_emptied(void **state)
 	rig_check(r);
 }
 
+/* The one that is being emptied. */
+static uint32_t evacuated(const struct mm_pool *p)
+{
+	uint32_t no;
+
+	for (no = 1; no <= p->max_extents; no++)
+		if (p->extent[no].going && !p->extent[no].down_seq)
+			return no;
+	return 0;
+}
+
 /* A write is on its way in each of them: over soon, and no reason to say no. */
 static void extents_busy_with_io_are_emptied_where_there_is_no_other(void **state)
 {
@@ -489,6 +500,48 @@ static void extents_busy_with_io_are_emptied_where_there_is_no_other(void **stat
 }
 
 /* The pages of the extent that is being emptied were the space's last ones. */
+static void evac_over(const struct mm_pool *p)
+{
+	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
+
+	while (p->nd->evac && !deadline_past(deadline))
+		rig_poll(r);
+	assert_null(p->nd->evac);
+}
+
+/* What kept it may do so for long: others first, and in the end that one again. */
+static void another_extent_is_tried_after_one_that_stayed(void **state)
+{
+	struct mm_pool *p = kv();
+	uint32_t i, no, f;
+
+	/* some are in the client's hands */
+	for (i = 0; p->nr_extents < 6 || i % 8; i++)
+		assert_int_equal(rig_publish(r, RIG_FULL, 1, i), 0);
+	rig_settle(r, 1000);
+	r->mm->o.shrink_ack_ns = 5 * NSEC_PER_MSEC;
+	r->mm->now_ns = now_ns();
+	assert_int_equal(pool_evacuate(p), 0);
+	no = evacuated(p);
+	/* some page of it that is pinned only now */
+	for (f = no * p->per_extent; !p->meta[f].page; f++)
+		assert_true(f < (no + 1) * p->per_extent);
+	rig_pin(r, RIG_FULL, f, 1);
+	evac_over(p);
+	rig_pin(r, RIG_FULL, f, -1);
+	r->mm->o.shrink_ack_ns = 10 * NSEC_PER_SEC;
+	r->mm->now_ns = now_ns();
+	assert_int_equal(pool_evacuate(p), 0);
+	assert_int_not_equal(evacuated(p), no);
+	for (i = 0; evacuated(p) != no; i++) {
+		assert_true(i < 6);
+		evac_over(p);
+		assert_int_equal(pool_evacuate(p), 0);
+	}
+	evac_over(p);
+	rig_check(r);
+}
+
 static void a_space_may_end_while_its_extent_is_emptied(void **state)
 {
 	struct rig_opts o = { .dram_bytes = 128 * 4096, .no_nvme = true };
@@ -561,6 +614,8 @@ static void reports_of_a_pinned_chain_look_at_each_page_once(void **state)
 		assert_int_equal(mm_report(r->c, r->sp, &key, RING_UNDO), 1);
 	}
 	assert_int_equal(dram()->isolate_pinned, n);
+	assert_int_equal(dram()->pgundo, n);
+	assert_int_equal(dram()->pgreport, 0);
 	assert_int_equal(r->sp->nr_pages, n);
 	rig_check(r);
 }
@@ -821,6 +876,7 @@ int main(void)
 		T(a_wait_is_timed_from_its_begin_to_its_end),
 		T(an_extent_with_a_pinned_page_is_not_emptied),
 		T(extents_busy_with_io_are_emptied_where_there_is_no_other),
+		T(another_extent_is_tried_after_one_that_stayed),
 		T(a_space_may_end_while_its_extent_is_emptied),
 		T(a_reported_page_is_found_nowhere_and_its_reader_keeps_it),
 		T(reports_of_a_pinned_chain_look_at_each_page_once),

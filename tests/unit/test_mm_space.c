@@ -3,6 +3,7 @@
 
 #include "tests/lib/unit.h"
 
+#include "daemon/mm/tier.h"
 #include "tests/lib/mm_rig.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
@@ -384,6 +385,51 @@ static void who_waits_long_takes_nothing_from_other_spaces(void **state)
 	assert_null(p->nd->evac);
 }
 
+/* A client that says nothing has an extent mapped: that is no room to wait for. */
+static void what_a_stuck_client_holds_is_not_waited_for(void **state)
+{
+	struct rig_client *c = mr_client(&rig, 2, KVMM_RW);
+	struct mm_pool *p, *q, *s;
+	uint32_t no;
+
+	mr_attach(a, "m", PAGE);
+	mr_attach(b, "n", PAGE);
+	mr_attach(c, "o", PAGE);
+	q = fill_extents(b, 4);
+	s = fill_extents(c, 3);
+	p = fill_extents(a, 1);
+	mr_settle(&rig);
+	assert_int_equal(pool_room(p), 0);
+	mr_sync(b);
+	/* @b is stuck, and holds one of its four */
+	rig.mm->now_ns = now_ns();
+	assert_int_equal(pool_evacuate(q), 0);
+	assert_true(node_room_comes(q->nd));
+	for (no = 1; !q->extent[no].going; no++)
+		;
+	while (!q->extent[no].down_seq && q->nd->evac)
+		evacuate_run(rig.mm, now_ns());
+	assert_int_not_equal(q->extent[no].down_seq, 0);
+	assert_true(node_room_comes(q->nd));
+	rig.mm->now_ns = q->extent[no].down_ns;
+	rig.mm->next_pools_ns = 0;
+	pools_run(rig.mm, rig.mm->now_ns);
+	assert_true(q->extent[no].held);
+	assert_false(node_room_comes(q->nd));
+	mr_check(&rig);
+	/* another one gives room, not he once more */
+	q->used_ns = 0;
+	assert_int_equal(pool_grow(p), -ENOSPC);
+	assert_non_null(p->nd->evac);
+	assert_int_equal(q->extents_going, 1);
+	assert_int_equal(s->extents_going, 1);
+	/* he is back */
+	mr_sync(b);
+	mr_settle(&rig);
+	mr_check(&rig);
+	assert_int_equal(q->extents_held, 0);
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -408,6 +454,7 @@ int main(void)
 		T(full_node_of_pins_refuses_another_class),
 		T(a_stop_that_has_no_time_left_says_what_for),
 		T(who_waits_long_takes_nothing_from_other_spaces),
+		T(what_a_stuck_client_holds_is_not_waited_for),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

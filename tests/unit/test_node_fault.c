@@ -364,6 +364,39 @@ static void no_space_stops_writes_until_some_is_freed(void **state)
 	rig_fini(&r);
 }
 
+/* The others would fail in the same way, each with a slot that is then freed. */
+static void one_write_at_a_time_tries_a_full_device(void **state)
+{
+	struct node_slot slot[3], full;
+	struct op op[2];
+	uint32_t crc;
+	struct rig r;
+	int i;
+
+	fault_rig(&r, 20000, 20000);
+	page_new(&r, &slot[0]);
+	for (i = 1; i < 3; i++)
+		assert_int_equal(node_slot_alloc(r.n, LEN, &slot[i]), 0);
+	faults("nvme:write:enospc:n=1");
+	assert_int_equal(op_write(&r, &full, r.mem, LEN, "q", &crc), -ENOSPC);
+	run_for(&r, 150 * MSEC);
+	assert_int_equal(node_slot_free(r.n, &full), 0);
+	assert_true(node_writable(r.n));
+	faults("nvme:write:" STALL);
+	op_init(&op[0], NODE_WRITE, &slot[1], r.mem, LEN, "q");
+	assert_int_equal(node_submit(r.n, &op[0].io), 0);
+	assert_int_equal(node_slot_free(r.n, &slot[0]), 0);
+	op_init(&op[1], NODE_WRITE, &slot[2], r.mem, LEN, "q");
+	assert_int_equal(node_submit(r.n, &op[1].io), -ENOSPC);
+	/* it went well: then there is room */
+	rig_until(&r, op[0].nr_release);
+	assert_int_equal(op[0].told, 0);
+	assert_int_equal(node_submit(r.n, &op[1].io), 0);
+	faults(NULL);
+	rig_until(&r, op[1].nr_release);
+	rig_fini(&r);
+}
+
 /* ---- time ------------------------------------------------------------------ */
 
 static void late_read_is_answered_now_and_released_later(void **state)
@@ -697,6 +730,7 @@ int main(void)
 		cmocka_unit_test(dead_device_fails_and_answers_at_once),
 		cmocka_unit_test(read_only_stops_writes_alone),
 		cmocka_unit_test(no_space_stops_writes_until_some_is_freed),
+		cmocka_unit_test(one_write_at_a_time_tries_a_full_device),
 		cmocka_unit_test(late_read_is_answered_now_and_released_later),
 		cmocka_unit_test(callers_own_deadline_is_no_miss_of_the_device),
 		cmocka_unit_test(deadline_can_be_moved),
