@@ -196,6 +196,19 @@ static int check_lines(const struct page *pg, struct tally *t,
 	return check_line(pg, INDEX_NODE_BELOW, below || pending, below, t, e);
 }
 
+/* What can be found again, and what must not be. */
+static int check_kept(const struct page *pg, const struct mm_node *nd,
+		      struct errmsg *e)
+{
+	const struct copy *c = &pg->copy[nd->ix];
+	bool want = copy_good(c) && (pg->space->labelled & BIT(nd->ix));
+
+	if (nd->mem || want == !!(c->flags & COPY_KEPT))
+		return 0;
+	return broken(e, KEY_FMT ": on node %u, %s record", KEY_ARGS(pg),
+		      nd->ix, want ? "without a" : "with a");
+}
+
 static int check_copies(const struct page *pg, struct tally *t,
 			struct errmsg *e)
 {
@@ -217,6 +230,9 @@ static int check_copies(const struct page *pg, struct tally *t,
 			if (err)
 				return err;
 		}
+		err = check_kept(pg, nd, e);
+		if (err)
+			return err;
 		if (c->state != COPY_READY)
 			continue;
 		t->pages[cls][i]++;

@@ -147,12 +147,19 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 		mm->keep->ops = o->keep;
 		mm->keep->shm = (struct shm)SHM_INIT;
 	}
+	err = persist_init(mm);
+	if (err) {
+		errmsg_set(e, err, "out of memory");
+		goto out_free;
+	}
 	tier_init(mm);
 	estimates_publish(mm);
 	*ret = mm;
 	return 0;
 
 out_free:
+	persist_fini(mm);
+	free(mm->keep);
 	free(mm);
 	return err;
 }
@@ -329,6 +336,7 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 	if (!pump_until(mm, deadline_ns, io_over))
 		return -ETIMEDOUT;
 	engines_fini(mm);
+	persist_fini(mm);	/* it is to find what is dropped here again */
 	list_for_each_entry(sp, &mm->spaces, link)
 		if (sp->hash_size)
 			space_drop_pages(sp);

@@ -36,6 +36,12 @@ static inline bool page_bound(const struct page *pg)
 {
 	return (pg->flags & PAGE_BOUND) && pg->parent;
 }
+/*
+ * It comes from elsewhere with what may be other bytes of the same meaning:
+ * kernels are not all deterministic. A checksum that does not hold for all of its
+ * copies would tell a breach where there is none.
+ */
+void page_crc_agree(struct page *pg, bool has, uint32_t crc);
 /* BAD from now on: its index lines go, nobody finds it any more. */
 void page_set_bad(struct page *pg);
 /* Flags COPY_DOOMED: no source and no copy below any more; copies become dirty. */
@@ -59,6 +65,22 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st);
 bool page_has_below(const struct page *pg, const struct mm_node *nd);
 /* READY copy, not COPY_DOOMED, on the best node to load from, or NULL. */
 struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
+
+/* -- persist.c: what block nodes find again ------------------------------------ */
+
+/* The owner of each block node. */
+int persist_init(struct mm *mm);
+void persist_fini(struct mm *mm);
+/* Before a page of @sp goes down to @nd: it can be found again there. */
+int persist_label(struct mm_space *sp, struct mm_node *nd);
+/* A copy on a block node is READY; its ancestors there were before. */
+void persist_add(struct page *pg, struct mm_node *nd);
+/* It is not to be found again, though its slot is still in use. */
+void persist_del(struct page *pg, struct mm_node *nd);
+/* Nothing is left of @sp on any node. */
+void persist_space_end(struct mm_space *sp);
+/* It may have pages that were not found yet. */
+bool persist_waits(const struct mm_space *sp);
 
 /* -- index.c: the writer of ipc/index.h -------------------------------------- */
 int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch);
@@ -194,6 +216,11 @@ void pool_publish_avail(struct mm_pool *p);
 
 /* -- space.c, window.c, publish.c ---------------------------------------------- */
 void space_free(struct mm_space *sp);
+struct mm_space *space_find(struct mm *mm, const uint8_t id[32]);
+/* Makes one that nobody is attached to; its first extents come with its first client. */
+int space_found(struct mm *mm, const char *tenant, uint32_t mode,
+		const uint8_t *bytes, size_t len, struct mm_space **ret,
+		struct errmsg *e);
 uint64_t spaces_run(struct mm *mm, uint64_t now_ns);
 /* ghost.c: what was asked for, while observed and from one space to the next */
 void ghost_keep(struct mm_space *sp);

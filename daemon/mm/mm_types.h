@@ -28,6 +28,8 @@
  *     quarantine (QUARANTINE, owner set)
  *   - node.used = sum of extents (memory) or of slots (block)
  *   - a page has copies only on nodes where its space has a pool
+ *   - persistent block node: COPY_KEPT exactly while READY and not COPY_DOOMED,
+ *     of spaces that have a label there; such a space has a bit in labelled
  *   - stage.out = buffers of reads and writes under way
  *
  * A node of memory may be a gang: each of its frames has a part for every rank
@@ -62,6 +64,7 @@ struct pub_entry;			/* publish.c: a page not yet sealed */
 struct page_slab;			/* page.c */
 struct keep;				/* keep.h: what outlives the daemon */
 struct adopt;				/* adopt_frames.c: frames that wait */
+struct recovery;			/* persist.c: what a block node finds again */
 
 /**
  * struct copy - a page on one node
@@ -102,6 +105,7 @@ struct copy {
 				   before the next touch */
 #define COPY_REFUSED	4u	/* memory, dirty: the node below did not admit it */
 #define COPY_WANTED	8u	/* memory: it does, by what it knows (admit.c) */
+#define COPY_KEPT	16u	/* block: the node has a record of it (persist.c) */
 
 /**
  * struct page - a page
@@ -180,6 +184,8 @@ struct mm_node {
 	uint64_t	wb_after_ns;	/* it refused a gang's: none before that */
 	bool		no_space;	/* the last word of its medium on writes */
 	struct mm_admit	admit;		/* block */
+	struct node_owner owner;	/* block */
+	struct recovery	*recovery;	/* block: until it is over */
 	struct evac	*evac;		/* memory: at most one at a time */
 	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
 };
@@ -513,6 +519,10 @@ struct mm_space {
 	struct pub_entry **pending;	/* publish.c: by key hash */
 	uint64_t	nr_pending;
 	bool		ending;		/* being taken apart */
+	bool		bare;		/* found again; no first extents yet */
+	uint64_t	unlabelled;	/* nodes that would not have a label */
+	uint64_t	labelled;	/* nodes that know it, by ... */
+	uint32_t	label[KVMM_MAX_NODES];
 	struct wreck	wreck[WRECKS];
 	unsigned int	nr_wrecks;
 	struct seen	seen;

@@ -321,6 +321,11 @@ static struct below_line below_line(const struct page *pg)
 	return l;
 }
 
+static uint8_t below_flags(const struct below_line *l)
+{
+	return INDEX_USED | (l->pending ? INDEX_PENDING : 0);
+}
+
 static void below_line_update(struct page *pg, const struct below_line *was)
 {
 	struct below_line is = below_line(pg);
@@ -329,12 +334,20 @@ static void below_line_update(struct page *pg, const struct below_line *was)
 		return;
 	if (is.nodes == was->nodes && is.pending == was->pending)
 		return;
-	if (is.nodes || is.pending)
-		index_set(pg->space, pg, INDEX_NODE_BELOW,
-			  INDEX_USED | (is.pending ? INDEX_PENDING : 0),
+	if (!is.nodes && !is.pending)
+		index_clear(pg->space, pg, INDEX_NODE_BELOW);
+	else if (was->nodes || was->pending)
+		index_set(pg->space, pg, INDEX_NODE_BELOW, below_flags(&is),
 			  is.nodes, is.source);
 	else
-		index_clear(pg->space, pg, INDEX_NODE_BELOW);
+		index_add(pg->space, pg, INDEX_NODE_BELOW, below_flags(&is),
+			  is.nodes, is.source);
+}
+
+void page_crc_agree(struct page *pg, bool has, uint32_t crc)
+{
+	if (!has || crc != pg->crc)
+		pg->flags &= ~PAGE_CRC;
 }
 
 void page_set_bad(struct page *pg)
@@ -504,6 +517,7 @@ void copy_doom(struct page *pg, struct mm_node *nd)
 	if (c->flags & COPY_DOOMED)
 		return;
 	c->flags |= COPY_DOOMED;
+	persist_del(pg, nd);
 	dirty_update(pg);
 	below_line_update(pg, &below);
 }

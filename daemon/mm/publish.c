@@ -209,17 +209,6 @@ static enum pub_wait pub_exists(struct pub_op *op, uint32_t i, struct page *pg)
 	return PUB_DONE;
 }
 
-/*
- * It exists elsewhere, and now here with what may be other bytes of the same
- * meaning: kernels are not all deterministic. A checksum that does not hold for
- * all of its copies would tell a breach where there is none.
- */
-static void crc_agree(struct page *pg, const struct ring_pub *pub)
-{
-	if (!(pub->flags & KVMM_PUB_CRC) || pub->crc != pg->crc)
-		pg->flags &= ~PAGE_CRC;
-}
-
 static uint8_t page_flags(const struct ring_pub *pub)
 {
 	if (pub->flags & KVMM_PUB_ROOT)
@@ -246,7 +235,7 @@ static enum pub_wait pub_seal(struct pub_op *op, uint32_t i,
 			pg->flags |= PAGE_CRC;
 		}
 	} else {
-		crc_agree(pg, pub);
+		page_crc_agree(pg, pub->flags & KVMM_PUB_CRC, pub->crc);
 	}
 	frame_seal(p, pub->frame, pg);
 	p->nd->c.pgpublish++;

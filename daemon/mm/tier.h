@@ -118,6 +118,8 @@ bool copy_tree_may_go(struct page *pg, struct mm_node *nd, uint32_t *budget);
 /* Room for one page of @pg's length on the block node @nd; see slot_room(). */
 int slot_get(struct page *pg, struct mm_node *nd);
 void slot_put(struct page *pg, struct mm_node *nd);
+/* The copy's slot is set: into the node's table of slots; false: no memory. */
+bool slot_link(struct page *pg, struct mm_node *nd);
 /* The I/O of a write is over and its page's copy is doomed. */
 bool wback_over(const struct copy *c);
 void wback_free(struct copy *c);

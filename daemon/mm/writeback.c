@@ -291,6 +291,16 @@ static bool slot_room(struct page *pg, struct mm_node *nd)
 	return p && p != own && evict_slots(own);
 }
 
+bool slot_link(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd);
+
+	if (!slot_lists(nd))
+		return false;
+	list_add(&nd->slots[slot_list_ix(nd, c->slot.off)], &c->link);
+	return true;
+}
+
 int slot_get(struct page *pg, struct mm_node *nd)
 {
 	struct copy *c = page_copy(pg, nd);
@@ -302,8 +312,9 @@ int slot_get(struct page *pg, struct mm_node *nd)
 		err = node_slot_alloc(nd->node, pg->raw_bytes, &c->slot);
 	} while (err == -ENOSPC && tries-- && slot_room(pg, nd));
 	if (!err)
-		list_add(&nd->slots[slot_list_ix(nd, c->slot.off)], &c->link);
-	return err;
+		slot_link(pg, nd);
+	/* more was said of slots than is on the medium: nobody is to give up for it */
+	return err == -EAGAIN ? -EBUSY : err;
 }
 
 void slot_put(struct page *pg, struct mm_node *nd)
@@ -326,6 +337,7 @@ static void wback_ready(struct wback *wb)
 	to->no_space = false;
 	wback_free(c);
 	copy_set_state(pg, to, COPY_READY);
+	persist_add(pg, to);
 	from->c.pgdemote++;
 	from->c.bytes_out += pg->raw_bytes;
 	to->c.bytes_in += pg->raw_bytes;
@@ -533,7 +545,11 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 		if (!wb->stage)
 			goto err_free;
 	}
-	err = slot_get(pg, to);
+	err = persist_label(pg->space, to);
+	if (err == -EAGAIN)
+		err = -EBUSY;
+	if (!err)
+		err = slot_get(pg, to);
 	if (err)
 		goto err_free;
 	/* what left the node for this slot may have been an ancestor */

@@ -54,12 +54,28 @@ static void ops_evict(struct mm_client *c, const char *why)
 	fail_msg("the client was to be evicted: %s", why);
 }
 
+static int ops_found(void *arg, const char *tenant)
+{
+	struct rig *r = arg;
+
+	return r->o.found ? r->o.found(tenant) : KVMM_MODE_ON;
+}
+
+static void ops_said(void *arg, bool bad, const char *sentence)
+{
+	struct rig *r = arg;
+
+	snprintf(r->said, sizeof(r->said), "%s", sentence);
+}
+
 static const struct mm_ops rig_ops = {
 	.complete	= ops_complete,
 	.index_grew	= ops_index_grew,
 	.member		= ops_member,
 	.kick_client	= ops_kick,
 	.evict_client	= ops_evict,
+	.found		= ops_found,
+	.said		= ops_said,
 };
 
 bool rig_answer(struct rig *r, uint64_t tag, unsigned int ms,
@@ -176,9 +192,12 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 	if (r->o.nvme_path) {
 		rig_nvme(r);
 	} else {
-		r->blk = fake_blk_create(r->o.nvme_bytes,
-					 max(r->o.page_bytes, 1u << 20));
+		uint32_t max_len = max(r->o.page_bytes, 1u << 20);
+
+		r->blk = r->o.disk ? fake_blk_open(r->o.disk, max_len) :
+			 fake_blk_create(r->o.nvme_bytes, max_len);
 		assert_non_null(r->blk);
+		r->blk->hold_recovery = r->o.hold;
 		r->nvme = &r->blk->n;
 	}
 	mo->nr_nodes = 2;
@@ -237,11 +256,10 @@ static void rig_client(struct rig *r)
 void rig_start(struct rig *r, const struct rig_opts *o)
 {
 	struct mm_opts mo = {
-		.ops = &rig_ops, .epoch = 1,
+		.ops = &rig_ops, .ops_arg = r, .epoch = 1,
 		.shrink_ack_ns = 200 * NSEC_PER_MSEC,
 	};
 	struct errmsg e = { "" };
-	unsigned int i;
 
 	memset(r, 0, sizeof(*r));
 	r->o = *o;
@@ -269,6 +287,14 @@ void rig_start(struct rig *r, const struct rig_opts *o)
 		assert_int_equal(mm_policy_load("lru", &mo.policy, &e), 0);
 	if (mm_create(&mo, &r->mm, &e))
 		fail_msg("%s", e.text);
+	if (!r->o.no_client)
+		rig_attach(r);
+}
+
+void rig_attach(struct rig *r)
+{
+	unsigned int i;
+
 	rig_client(r);
 	/* both classes have their first extent */
 	for (i = 0; i < 2; i++) {
@@ -279,6 +305,26 @@ void rig_start(struct rig *r, const struct rig_opts *o)
 		assert_true(r->w[i]->pool->nr_extents);
 	}
 	rig_poll(r);
+}
+
+void rig_recover(struct rig *r)
+{
+	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
+
+	r->blk->hold_recovery = false;
+	while (r->nvme->state == NODE_STARTING && !deadline_past(deadline)) {
+		rig_poll(r);
+		rig_check(r);
+	}
+	assert_int_equal(r->nvme->state, NODE_ONLINE);
+	if (!r->sp)
+		r->sp = list_first(&r->mm->spaces, struct mm_space, link);
+}
+
+void rig_die(struct rig *r, struct rng *rng)
+{
+	fake_blk_die(r->blk, rng);
+	rig_stop(r);
 }
 
 void rig_client_exit(struct rig *r)
