@@ -571,16 +571,21 @@ static int publish(struct rig *r, struct mm_win *w, uint32_t f,
 	return a.res[0].result;
 }
 
+static unsigned int frame_ms(const struct rig *r)
+{
+	return r->o.frame_ms ? r->o.frame_ms : RIG_FRAME_MS;
+}
+
 int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i)
 {
 	return publish(r, r->w[cls_of(group)],
-		       rig_frame(r, group, RIG_FRAME_MS), group, chain, i);
+		       rig_frame(r, group, frame_ms(r)), group, chain, i);
 }
 
 int rig_publish_far(struct rig *r, uint32_t chain, uint32_t i)
 {
 	return publish(r, r->w_far, take_frame(r, r->w_far, &r->mag_head[2],
-						RIG_FRAME_MS),
+						frame_ms(r)),
 		       RIG_FULL, chain, i);
 }
 

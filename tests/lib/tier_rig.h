@@ -33,6 +33,8 @@
  * @hold:	... and finds nothing again before rig.blk->hold_recovery ends
  * @no_client:	rig_attach() comes later
  * @found:	mm_ops.found
+ * @frame_ms:	how long a publish waits for a frame; 0: as long as it takes on a
+ *		busy machine
  */
 struct rig_opts {
 	uint64_t	dram_bytes, nvme_bytes, extent_bytes, far_bytes;
@@ -44,6 +46,7 @@ struct rig_opts {
 	bool		hold;
 	bool		no_client;
 	int		(*found)(const char *tenant);
+	unsigned int	frame_ms;
 	bool		no_nvme;
 	bool		second_touch;	/* see struct mm_node_opts */
 	uint32_t	day_permille;
