@@ -582,7 +582,8 @@ static int check_engine(struct mm *mm, const struct mm_engine *en,
 
 static int check_stage(const struct mm *mm, struct errmsg *e)
 {
-	uint64_t reads = flights_stage_bytes(mm), writes = wbacks_stage_bytes(mm);
+	uint64_t reads = flights_stage_bytes(mm) + scrubs_stage_bytes(mm);
+	uint64_t writes = wbacks_stage_bytes(mm);
 	const struct mm_stage *st = &mm->stage;
 
 	if (reads != st->out[NODE_READ] || writes != st->out[NODE_WRITE] ||

@@ -25,6 +25,8 @@
  */
 #include "daemon/mm/tier.h"
 
+#define EIO_STRIKES	2u
+
 /* -- walking a tree ---------------------------------------------------------- */
 
 typedef bool tree_fn(struct page *pg, struct mm_node *nd, void *arg);
@@ -416,6 +418,26 @@ void copy_unref(struct page *pg, struct mm_node *nd)
 		for (i = 0; i < mm->nr_nodes; i++)
 			page_zombie(pg, &mm->node[i]);
 	page_gone(pg);
+}
+
+/*
+ * Wrong bytes are the end of it. An I/O error is so the second time: a device that
+ * fails for some seconds must not cost the whole tier.
+ */
+bool copy_judge(struct page *pg, struct mm_node *nd, int result)
+{
+	if (result == -EBADMSG)
+		nd->c.pgcrc_fail++;
+	else if (result != -EIO || ++pg->strikes < EIO_STRIKES)
+		return false;
+	if (!copy_good(page_copy(pg, nd)))
+		return false;
+	if (pg->nr_copies == 1)
+		nd->c.pgdrop_gone++;
+	else
+		nd->c.pgdrop++;
+	copy_drop_tree(pg, nd);
+	return true;
 }
 
 void page_drop_copy(struct page *pg, struct mm_node *nd)

@@ -35,8 +35,7 @@
  * as a write to a block node is (writeback.c).
  *
  * Bytes that are not what was written (-EBADMSG) end the copy below, and with it
- * what hangs on it there. An I/O error does so the second time: a device that
- * fails for some seconds must not cost the whole tier.
+ * what hangs on it there (copy_judge()).
  */
 #include <stdlib.h>
 
@@ -44,7 +43,6 @@
 
 #define LOAD_SCAN	256u		/* pages a direct reclaim looks at */
 #define FULL_NS		NSEC_PER_MSEC	/* a pool full of pins stays so */
-#define EIO_STRIKES	2u
 #define STAGE_RETRY_NS	NSEC_PER_MSEC
 
 /**
@@ -127,27 +125,14 @@ static void source_put(struct flight *fl)
 		copy_unref(fl->pg, fl->from);
 }
 
-/* What a failed read says about the copy that it was made from. */
 static void source_judge(struct flight *fl, int result)
 {
-	struct page *pg = fl->pg;
-
 	if (!result || result == -ECANCELED || result == -ESHUTDOWN)
 		return;
 	fl->to->c.pgload_fail++;
-	if (!fl->began)
-		return;		/* refused: no word on the copy that is there */
-	if (result == -EBADMSG)
-		fl->from->c.pgcrc_fail++;
-	else if (result != -EIO || ++pg->strikes < EIO_STRIKES)
-		return;
-	if (copy_good(page_copy(pg, fl->from))) {
-		if (pg->nr_copies == 1)
-			fl->from->c.pgdrop_gone++;
-		else
-			fl->from->c.pgdrop++;
-		copy_drop_tree(pg, fl->from);
-	}
+	/* refused is no word on the copy that is there */
+	if (fl->began)
+		copy_judge(fl->pg, fl->from, result);
 }
 
 /* Answers those who still wait, gives everything back. @fl is gone. */

@@ -10,7 +10,7 @@
 #include <sys/random.h>
 
 #include "daemon/mm/keep.h"
-#include "daemon/mm/mm_calls.h"
+#include "daemon/mm/tier.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 
@@ -39,6 +39,7 @@ static int node_init(struct mm *mm, unsigned int ix, struct errmsg *e)
 	nd->below = o->below;
 	nd->mem = o->node->kind == NODE_MEM;
 	nd->gang = o->gang;
+	nd->scrub_bytes_s = o->scrub_bytes_s;
 	if (nd->gang && (!nd->mem || nd->gang < 2 || nd->gang > KVMM_MAX_GANG))
 		return errmsg_set(e, -EINVAL,
 			"node %u: gang %u; nodes of memory may be gangs of 2 to %u",
@@ -229,6 +230,7 @@ uint64_t mm_run(struct mm *mm, uint64_t now_ns)
 	due = min(due, publish_run(mm, now_ns));
 	due = min(due, fetch_run(mm, now_ns));
 	due = min(due, reclaim_run(mm, now_ns));
+	due = min(due, scrub_run(mm, now_ns));
 	due = min(due, windows_run(mm, now_ns));
 	due = min(due, pools_run(mm, now_ns));
 	due = min(due, spaces_run(mm, now_ns));

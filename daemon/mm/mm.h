@@ -130,6 +130,8 @@ struct mm_keep_ops {
  * @second_touch: block: does not take pages that were used once
  * @day_permille: block: what may be written to it a day, thousandths of its
  *		capacity; 0: no limit
+ * @scrub_bytes_s: block: at what rate it is read to see what the medium has lost;
+ *		0: never
  */
 struct mm_node_opts {
 	struct node	*node;
@@ -140,6 +142,7 @@ struct mm_node_opts {
 	uint32_t	day_permille;
 	uint64_t	size_max;
 	uint64_t	extent_bytes;
+	uint64_t	scrub_bytes_s;
 };
 
 /**
@@ -537,6 +540,8 @@ struct mm_counters {
 	uint64_t	recover_label;	/* not taken: of no space that may be */
 	uint64_t	recover_bad;	/* not taken: it makes no sense */
 	uint64_t	recover_old;	/* not taken: there was a newer one */
+	uint64_t	pgscrub;	/* block: read to see whether they are whole */
+	uint64_t	pgscrub_bad;	/* block: of these dropped */
 };
 
 struct mm_node_stat {

@@ -64,6 +64,7 @@ struct pub_entry;			/* publish.c: a page not yet sealed */
 struct page_slab;			/* page.c */
 struct keep;				/* keep.h: what outlives the daemon */
 struct adopt;				/* adopt_frames.c: frames that wait */
+struct scrub;				/* scrub.c */
 struct recovery;			/* persist.c: what a block node finds again */
 
 /**
@@ -186,6 +187,8 @@ struct mm_node {
 	struct mm_admit	admit;		/* block */
 	struct node_owner owner;	/* block */
 	struct recovery	*recovery;	/* block: until it is over */
+	uint64_t	scrub_bytes_s;	/* block; 0: none */
+	struct scrub	*scrub;		/* block */
 	struct evac	*evac;		/* memory: at most one at a time */
 	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
 };

@@ -152,7 +152,7 @@ static bool slot_lists(struct mm_node *nd)
 	return true;
 }
 
-static uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off)
+uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off)
 {
 	return min(off / nd->slot_list_bytes, nd->nr_slot_lists - 1);
 }

@@ -41,6 +41,7 @@ static const struct field counter_fields[] = {
 	MM_FIELD(bytes_copied_shared), MM_FIELD(pgrecover),
 	MM_FIELD(recover_orphan), MM_FIELD(recover_label),
 	MM_FIELD(recover_bad), MM_FIELD(recover_old),
+	MM_FIELD(pgscrub), MM_FIELD(pgscrub_bad),
 };
 /* A counter that is added must be shown. */
 static_assert(ARRAY_SIZE(counter_fields) * sizeof(uint64_t) ==

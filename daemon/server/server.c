@@ -276,6 +276,7 @@ static int mm_make(struct server *s, struct errmsg *e)
 			.size_max	= s->cfg.node[i].size_max,
 			.extent_bytes	= s->cfg.node[i].extent_bytes,
 			.gang		= (uint8_t)s->cfg.node[i].gang,
+			.scrub_bytes_s	= s->cfg.node[i].scrub_bytes_s,
 			.second_touch	= s->cfg.node[i].second_touch,
 			.day_permille	= s->cfg.node[i].day_permille,
 		};

@@ -206,6 +206,7 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 		.node = r->nvme, .kind = KVMM_NODE_NVME,
 		.below = KVMM_NODE_NONE, .size_max = r->o.nvme_bytes,
 		.second_touch = r->o.second_touch,
+		.scrub_bytes_s = r->o.scrub_bytes_s,
 		.day_permille = r->o.day_permille,
 	};
 	if (!r->o.far_bytes)

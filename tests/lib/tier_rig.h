@@ -33,6 +33,7 @@
  * @hold:	... and finds nothing again before rig.blk->hold_recovery ends
  * @no_client:	rig_attach() comes later
  * @found:	mm_ops.found
+ * @scrub_bytes_s: of the block node
  * @frame_ms:	how long a publish waits for a frame; 0: as long as it takes on a
  *		busy machine
  */
@@ -46,6 +47,7 @@ struct rig_opts {
 	bool		hold;
 	bool		no_client;
 	int		(*found)(const char *tenant);
+	uint64_t	scrub_bytes_s;
 	unsigned int	frame_ms;
 	bool		no_nvme;
 	bool		second_touch;	/* see struct mm_node_opts */

@@ -169,6 +169,9 @@ static void one_thing(void)
 		if (!roll(4))
 			fake_blk_checkpoint(r->blk, between, NULL);
 		break;
+	case 32:
+		scrub_again(&r->mm->node[RIG_NVME]);
+		break;
 	default:
 		rig_poll(r);
 	}
@@ -181,7 +184,7 @@ static void birth(void)
 	struct rig_opts o = {
 		.dram_bytes = 64 * 4096, .far_bytes = 24 * 4096,
 		.nvme_bytes = DISK, .disk = &disk, .hold = true,
-		.frame_ms = 2,
+		.frame_ms = 2, .scrub_bytes_s = UINT64_C(1) << 30,
 	};
 
 	rig_start(r, &o);
