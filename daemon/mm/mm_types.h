@@ -122,7 +122,6 @@ struct page {
 	struct page	*parent;
 	struct list	children;	/* their sibling */
 	struct list	sibling;
-	struct mm_client *publisher;	/* compared only, never followed */
 	uint32_t	nr_bound;
 	uint32_t	raw_bytes;
 	uint32_t	pos;

@@ -444,15 +444,17 @@ static void dirty_update(struct page *pg)
 
 static void copy_ready(struct page *pg, struct mm_node *nd, struct copy *c)
 {
+	const struct kvmm_policy_facts facts = {
+		.pos = pg->pos, .cost_us = pg->cost_us,
+	};
 	struct mm_pool *p = page_pool(pg, nd);
 
 	p->nr_pages++;
 	nd->bytes_pages += pg->raw_bytes;
 	c->pol.touched_ns = pg->space->mm->now_ns;
-	c->pol.pos = pg->pos;
-	c->pol.cost_us = pg->cost_us;
+	c->pol.expect_ms = 0;
 	memset(c->pol.priv, 0, sizeof(c->pol.priv));
-	pool_policy(p)->add(p->policy, &c->pol);
+	pool_policy(p)->add(p->policy, &c->pol, &facts);
 }
 
 static void copy_unready(struct page *pg, struct mm_node *nd, struct copy *c)

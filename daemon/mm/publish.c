@@ -47,7 +47,6 @@ struct pub_op {
 	struct mm_space	*space;
 	struct mm_pool	*pool;
 	struct mm_engine *engine;
-	struct mm_client *publisher;	/* compared only */
 	uint32_t	n;
 	uint32_t	nr_waiting;
 	bool		held;		/* not complete before it is let go */
@@ -229,7 +228,6 @@ static enum pub_wait pub_seal(struct pub_op *op, uint32_t i,
 			return pub_result(op, i, -ENOMEM);
 		pg->pos = pub->pos;
 		pg->cost_us = pub->cost_us;
-		pg->publisher = op->publisher;
 		if (pub->flags & KVMM_PUB_CRC) {
 			pg->crc = pub->crc;
 			pg->flags |= PAGE_CRC;
@@ -677,7 +675,7 @@ void mm_publish(struct mm_win *w, const struct ring_sqe *sqe,
 	}
 	*op = (struct pub_op){
 		.space = sp, .pool = w->pool, .engine = w->engine,
-		.publisher = w->client, .n = n, .held = true,
+		.n = n, .held = true,
 	};
 	mm_op_init(&op->op, w, sqe->tag, RING_PUBLISH, pub_cancel);
 	engine_step(w->engine);

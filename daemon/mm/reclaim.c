@@ -93,8 +93,9 @@ static void copy_inherit(struct page *pg, struct mm_node *heir,
 	struct copy *c = page_copy(pg, heir);
 
 	c->pol.touched_ns = pol->touched_ns;
-	c->pol.expect_ns = pol->expect_ns;
-	c->pol.uses += pol->uses;
+	c->pol.expect_ms = pol->expect_ms;
+	c->pol.uses = (uint16_t)min(c->pol.uses + (uint32_t)pol->uses,
+				    (uint32_t)UINT16_MAX);
 	c->pol.flags = pol->flags;
 	policy_touch(page_pool(pg, heir), pg);
 }
