@@ -41,7 +41,7 @@ static bool tree_takes(const struct page *pg, const struct mm_node *nd)
 {
 	if (!page_bound(pg))
 		return false;
-	return nd ? pg->copy[nd->ix].state != COPY_NONE :
+	return nd ? page_copy(pg, nd)->state != COPY_NONE :
 		    !(pg->flags & PAGE_BAD);
 }
 
@@ -143,8 +143,8 @@ static bool page_alive(const struct page *pg)
 	unsigned int i;
 
 	for (i = 0; i < pg->space->mm->nr_nodes; i++)
-		if (pg->copy[i].state != COPY_NONE &&
-		    !(pg->copy[i].flags & COPY_DOOMED))
+		if (copy_at(pg, i)->state != COPY_NONE &&
+		    !(copy_at(pg, i)->flags & COPY_DOOMED))
 			return true;
 	return false;
 }
@@ -332,7 +332,7 @@ static void count_orphans(const struct page *pg)
 	unsigned int i;
 
 	for (i = 0; i < mm->nr_nodes; i++)
-		mm->node[i].c.pgdrop_orphan += copy_good(&pg->copy[i]);
+		mm->node[i].c.pgdrop_orphan += copy_good(copy_at(pg, i));
 }
 
 /* Up to @max pages of it; false: that was all. */

@@ -149,6 +149,7 @@ static void flight_end(struct flight *fl, int result)
 	list_del(&fl->pool_link);
 	if (!fl->frame) {
 		pool_wants(p, 1, 0);
+		copy_put(fl->pg, fl->to);
 	} else if (!fl->arrived) {
 		if (!fl->abandoned)
 			copy_set_state(fl->pg, fl->to, COPY_NONE);
@@ -461,13 +462,17 @@ int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
 {
 	struct mm_node *to = p->nd, *from = page_source(pg, to);
 	struct flight *fl;
+	struct copy *c;
 	uint32_t f;
 
 	if (!from)
 		return -ENOENT;
-	fl = calloc(1, sizeof(*fl));
-	if (!fl)
+	c = copy_get(pg, to);
+	fl = c ? calloc(1, sizeof(*fl)) : NULL;
+	if (!fl) {
+		copy_put(pg, to);
 		return -EAGAIN;
+	}
 	fl->pg = pg;
 	fl->from = from;
 	fl->to = to;
@@ -478,12 +483,13 @@ int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
 	source_get(fl);		/* a reclaim for its frame must not take it */
 	f = load_frame(p, more);
 	if (!f && to->mm->now_ns < p->full_ns) {
+		copy_put(pg, to);
 		source_put(fl);
 		free(fl);
 		return -EAGAIN;
 	}
 	list_add_tail(&to->mm->flights, &fl->link);
-	page_copy(pg, to)->flight = fl;
+	c->flight = fl;
 	wait_add(w, fl);
 	if (f) {
 		flight_start(fl, f);

@@ -120,8 +120,6 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 	mm->nr_nodes = o->nr_nodes;
 	mm->breaks = breaks_wanted();
 	mm->now_ns = now_ns();
-	mm->page_struct_bytes = round_up(sizeof(struct page) +
-			o->nr_nodes * sizeof(struct copy), 16);
 	list_init(&mm->spaces);
 	list_init(&mm->engines);
 	list_init(&mm->closed);
@@ -135,6 +133,7 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 	err = nodes_check(mm, e);
 	if (err)
 		goto out_free;
+	page_layout(mm);
 	if (getrandom(mm->seed, sizeof(mm->seed), 0) != sizeof(mm->seed)) {
 		err = errmsg_set(e, -EIO, "no random numbers");
 		goto out_free;
@@ -350,7 +349,8 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 	adopt_fini(mm);
 	keep_end(mm);
 	tier_fini(mm);
-	page_slabs_free(mm);
+	slabs_fini(&mm->pages);
+	slabs_fini(&mm->copies);
 	free(mm);
 	return 0;
 }

@@ -8,6 +8,48 @@
 
 #include "daemon/mm/mm_types.h"
 
+/* What a page has where it has no copy; nobody writes to it. */
+extern const struct copy copy_none;
+
+static inline struct mm_node *page_node(const struct page *pg, unsigned int ix)
+{
+	return &pg->space->mm->node[ix];
+}
+
+/*
+ * The copy of @pg on @nd. Where it has none, in memory: one that is NONE and not
+ * to be written to.
+ */
+static inline struct copy *page_copy(const struct page *pg,
+				     const struct mm_node *nd)
+{
+	char *at = (char *)(uintptr_t)pg + nd->copy_off;
+	struct copy *c;
+
+	if (!nd->mem)
+		return (struct copy *)at;
+	c = *(struct copy **)at;
+	return c ? c : (struct copy *)(uintptr_t)&copy_none;
+}
+
+/* The same by the number of the node. */
+static inline struct copy *copy_at(const struct page *pg, unsigned int ix)
+{
+	return page_copy(pg, page_node(pg, ix));
+}
+
+/* The page that @c, a copy on @nd, is part of. */
+static inline struct page *copy_page(struct copy *c, const struct mm_node *nd)
+{
+	return nd->mem ? c->page : (struct page *)((char *)c - nd->copy_off);
+}
+
+/* READY, and not about to go. */
+static inline bool copy_good(const struct copy *c)
+{
+	return c->state == COPY_READY && !(c->flags & COPY_DOOMED);
+}
+
 /* -- page.c: pages and their copies ---------------------------------------- */
 
 /* Find a live page, one that is not PAGE_BAD. */
@@ -46,7 +88,15 @@ void page_crc_agree(struct page *pg, bool has, uint32_t crc);
 void page_set_bad(struct page *pg);
 /* Flags COPY_DOOMED: no source and no copy below any more; copies become dirty. */
 void copy_doom(struct page *pg, struct mm_node *nd);
-void page_slabs_free(struct mm *mm);
+/* What a page without a copy in memory takes. */
+size_t page_bytes(const struct mm *mm);
+/* Where each node's copies are in a page. */
+void page_layout(struct mm *mm);
+/* A copy on a node of memory, made if there is none: NONE. NULL: no memory. */
+struct copy *copy_get(struct page *pg, struct mm_node *nd);
+/* It goes unless it is in use. */
+void copy_put(struct page *pg, struct mm_node *nd);
+/* What a page has where it has no copy; nobody writes to it. */
 struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd);
 
 /*
@@ -360,11 +410,6 @@ void evacuate_forget(struct mm_pool *p);
 static inline const struct kvmm_policy_v0 *pool_policy(const struct mm_pool *p)
 {
 	return p->space->mm->o.policy;
-}
-
-static inline struct mm_node *page_node(const struct page *pg, unsigned int ix)
-{
-	return &pg->space->mm->node[ix];
 }
 
 #endif

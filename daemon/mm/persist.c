@@ -168,7 +168,7 @@ int persist_label(struct mm_space *sp, struct mm_node *nd)
 static void record_fill(const struct page *pg, const struct mm_node *nd,
 			struct node_record *rec)
 {
-	const struct copy *c = &pg->copy[nd->ix];
+	const struct copy *c = page_copy(pg, nd);
 	struct page_meta m = {
 		.label		= pg->space->label[nd->ix],
 		.raw_len	= pg->raw_bytes,
@@ -253,7 +253,7 @@ static bool collect(struct node *n, uint64_t *cursor, void *arg)
 	for (; *cursor < nd->nr_slot_lists; ++*cursor) {
 		if (nr >= COLLECT_PART || lists++ >= COLLECT_LISTS)
 			return false;
-		list_for_each_entry(c, &nd->slots[*cursor], link) {
+		for (c = nd->slots[*cursor]; c; c = c->slot_next) {
 			if (!(c->flags & COPY_KEPT))
 				continue;
 			record_fill(copy_page(c, nd), nd, &rec);
@@ -473,7 +473,7 @@ static enum verdict page_renew(struct page *pg, struct mm_node *nd,
 	}
 	rv->stale[rv->nr_stale++] = c->slot;
 	nd->c.recover_old++;
-	list_del(&c->link);
+	slot_unlink(pg, nd);
 	slot_take(pg, nd, rec);
 	return TAKEN;
 }
@@ -503,7 +503,7 @@ static struct page *page_make(struct mm_space *sp, const struct page_meta *m,
 /* Is the page that it hangs on here, as READY as it is itself? */
 static bool parent_here(const struct page *pg, const struct mm_node *nd)
 {
-	return !page_bound(pg) || copy_good(&pg->parent->copy[nd->ix]);
+	return !page_bound(pg) || copy_good(page_copy(pg->parent, nd));
 }
 
 static struct page *parent_of(struct mm_space *sp, const struct page_meta *m)

@@ -204,7 +204,7 @@ static enum pub_wait pub_exists(struct pub_op *op, uint32_t i, struct page *pg)
 	struct mm_node *nd = op->pool->nd;
 
 	nd->c.pgpublish_exist++;
-	result_set(op, i, -EEXIST, pg->copy[nd->ix].frame);
+	result_set(op, i, -EEXIST, page_copy(pg, nd)->frame);
 	return PUB_DONE;
 }
 
@@ -234,6 +234,10 @@ static enum pub_wait pub_seal(struct pub_op *op, uint32_t i,
 		}
 	} else {
 		page_crc_agree(pg, pub->flags & KVMM_PUB_CRC, pub->crc);
+	}
+	if (!copy_get(pg, p->nd)) {
+		page_put(pg);
+		return pub_result(op, i, -ENOMEM);
 	}
 	frame_seal(p, pub->frame, pg);
 	p->nd->c.pgpublish++;
@@ -272,13 +276,13 @@ static enum pub_wait pub_try(struct pub_op *op, uint32_t i,
 		return pub_result(op, i, err);
 	pub_words(pub->key, key);
 	pg = page_find(sp, pub->group, key);
-	if (pg && pg->copy[nd->ix].state == COPY_READY)
+	if (pg && page_copy(pg, nd)->state == COPY_READY)
 		return pub_exists(op, i, pg);
 	if (pg && (pub->flags & RING_PUB_BOUND)) {
 		nd->c.pgpublish_exist++;
 		return pub_result(op, i, -EEXIST);
 	}
-	if (pg && pg->copy[nd->ix].state != COPY_NONE &&
+	if (pg && page_copy(pg, nd)->state != COPY_NONE &&
 	    !fetch_abandon(pg, nd))
 		return PUB_LOAD;
 	*blocker = pending_find(sp, pub->group, key);

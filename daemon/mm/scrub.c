@@ -47,7 +47,7 @@ static struct copy *list_next(struct mm_node *nd, uint64_t list, uint64_t off)
 {
 	struct copy *c, *best = NULL;
 
-	list_for_each_entry(c, &nd->slots[list], link)
+	for (c = nd->slots[list]; c; c = c->slot_next)
 		if (copy_good(c) && c->slot.off >= off &&
 		    (!best || c->slot.off < best->slot.off))
 			best = c;

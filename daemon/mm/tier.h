@@ -19,23 +19,6 @@
 /* space id, group, key: whose data an I/O moves */
 #define PAGE_IDENT_BYTES	66
 
-/* The page that @c, its copy on @nd, is part of. */
-static inline struct page *copy_page(struct copy *c, const struct mm_node *nd)
-{
-	return container_of(c - nd->ix, struct page, copy[0]);
-}
-
-static inline struct copy *page_copy(struct page *pg, const struct mm_node *nd)
-{
-	return &pg->copy[nd->ix];
-}
-
-/* READY, and not about to go. */
-static inline bool copy_good(const struct copy *c)
-{
-	return c->state == COPY_READY && !(c->flags & COPY_DOOMED);
-}
-
 /* The block node that pages of @nd are demoted to; NULL when there is none. */
 static inline struct mm_node *node_lower(const struct mm_node *nd)
 {
@@ -127,6 +110,7 @@ void slot_put(struct page *pg, struct mm_node *nd);
 uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off);
 /* The copy's slot is set: into the node's table of slots; false: no memory. */
 bool slot_link(struct page *pg, struct mm_node *nd);
+void slot_unlink(struct page *pg, struct mm_node *nd);
 /* The I/O of a write is over and its page's copy is doomed. */
 bool wback_over(const struct copy *c);
 void wback_free(struct copy *c);

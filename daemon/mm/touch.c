@@ -120,7 +120,7 @@ static void count_report(struct page *pg)
 
 	pg->strikes++;
 	for (i = 0; i < mm->nr_nodes; i++)
-		if (pg->copy[i].state != COPY_NONE)
+		if (copy_at(pg, i)->state != COPY_NONE)
 			mm->node[i].c.pgreport++;
 }
 

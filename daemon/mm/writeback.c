@@ -60,7 +60,7 @@
 
 #define WB_PAUSE_NS		(10 * NSEC_PER_MSEC)
 #define WB_LOOK			512u	/* dirty pages looked at a call */
-#define SLOT_LISTS		65536u
+#define SLOT_LISTS		(UINT64_C(1) << 20)
 #define SLOT_LIST_MIN		(UINT64_C(1) << 20)
 #define SLOT_VICTIMS		4u	/* freed at once when a node is full */
 #define SLOT_SEGMENTS		4u	/* segments tried for another size */
@@ -132,21 +132,21 @@ bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo)
 
 /*
  * Copies on a block node by the offset of their slots: which pages lie in a
- * segment that is to change its size class. Made with the first slot, since the
- * node knows its capacity only when it is online.
+ * segment that is to change its size class. A list holds what lies in some MiB,
+ * which is little, and is linked one way only: there may be many millions of
+ * copies. Made with the first slot, since the node knows its capacity only when it
+ * is online.
  */
 static bool slot_lists(struct mm_node *nd)
 {
-	uint64_t n = nd->node->capacity / SLOT_LIST_MIN, i;
+	uint64_t n = nd->node->capacity / SLOT_LIST_MIN;
 
 	if (nd->slots)
 		return true;
-	n = clamp(n, (uint64_t)1, (uint64_t)SLOT_LISTS);
-	nd->slots = malloc(n * sizeof(*nd->slots));
+	n = clamp(n, (uint64_t)1, SLOT_LISTS);
+	nd->slots = calloc(n, sizeof(*nd->slots));
 	if (!nd->slots)
 		return false;
-	for (i = 0; i < n; i++)
-		list_init(&nd->slots[i]);
 	nd->nr_slot_lists = n;
 	nd->slot_list_bytes = div_round_up(nd->node->capacity, n);
 	return true;
@@ -221,7 +221,7 @@ static bool segment_may_go(struct mm_node *nd, const struct node_range *r)
 	struct copy *c;
 
 	for (i = slot_list_ix(nd, r->off); i <= last; i++)
-		list_for_each_entry(c, &nd->slots[i], link)
+		for (c = nd->slots[i]; c; c = c->slot_next)
 			if (c->slot.off >= r->off && c->slot.off < r->end &&
 			    !copy_tree_may_go(copy_page(c, nd), nd, &budget))
 				return false;
@@ -236,7 +236,7 @@ static struct copy *segment_first(struct mm_node *nd,
 	struct copy *c;
 
 	for (i = slot_list_ix(nd, r->off); i <= last; i++)
-		list_for_each_entry(c, &nd->slots[i], link)
+		for (c = nd->slots[i]; c; c = c->slot_next)
 			if (c->slot.off >= r->off && c->slot.off < r->end)
 				return c;
 	return NULL;
@@ -291,14 +291,31 @@ static bool slot_room(struct page *pg, struct mm_node *nd)
 	return p && p != own && evict_slots(own);
 }
 
+static struct copy **slot_list(struct mm_node *nd, const struct copy *c)
+{
+	return &nd->slots[slot_list_ix(nd, c->slot.off)];
+}
+
 bool slot_link(struct page *pg, struct mm_node *nd)
 {
-	struct copy *c = page_copy(pg, nd);
+	struct copy *c = page_copy(pg, nd), **at;
 
 	if (!slot_lists(nd))
 		return false;
-	list_add(&nd->slots[slot_list_ix(nd, c->slot.off)], &c->link);
+	at = slot_list(nd, c);
+	c->slot_next = *at;
+	*at = c;
 	return true;
+}
+
+void slot_unlink(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd), **at = slot_list(nd, c);
+
+	while (*at != c)
+		at = &(*at)->slot_next;
+	*at = c->slot_next;
+	c->slot_next = NULL;
 }
 
 int slot_get(struct page *pg, struct mm_node *nd)
@@ -321,7 +338,7 @@ void slot_put(struct page *pg, struct mm_node *nd)
 {
 	struct copy *c = page_copy(pg, nd);
 
-	list_del(&c->link);
+	slot_unlink(pg, nd);
 	node_slot_free(nd->node, &c->slot);
 }
 
@@ -453,7 +470,7 @@ static struct mm_node *write_source(struct page *pg, struct mm_node *nd)
 	if (page_copy(pg, nd)->state == COPY_READY)
 		return nd;
 	for (i = 0; i < mm->nr_nodes; i++)
-		if (mm->node[i].mem && pg->copy[i].state == COPY_READY)
+		if (mm->node[i].mem && copy_at(pg, i)->state == COPY_READY)
 			return &mm->node[i];
 	return NULL;
 }

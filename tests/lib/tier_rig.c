@@ -460,7 +460,7 @@ enum copy_state rig_state(struct rig *r, unsigned int group, uint32_t chain,
 {
 	struct page *pg = rig_page(r, group, chain, i);
 
-	return pg ? pg->copy[node].state : COPY_NONE;
+	return pg ? copy_at(pg, node)->state : COPY_NONE;
 }
 
 static unsigned int cls_of(unsigned int group)
@@ -612,9 +612,9 @@ void rig_touch(struct rig *r, unsigned int group, uint32_t chain, uint32_t n)
 	struct page *pg = rig_page(r, group, chain, n - 1);
 	struct ring_sqe sqe = { .op = RING_END, .n = n, .group = group };
 
-	if (!pg || pg->copy[RIG_DRAM].state != COPY_READY)
+	if (!pg || copy_at(pg, RIG_DRAM)->state != COPY_READY)
 		return;
-	sqe.frame = pg->copy[RIG_DRAM].frame;
+	sqe.frame = copy_at(pg, RIG_DRAM)->frame;
 	sqe.arg = frame_word_of(w->pool, sqe.frame);
 	mm_touch(w, &sqe);
 }
@@ -645,9 +645,9 @@ void rig_breach(struct rig *r, unsigned int group, uint32_t chain, uint32_t i,
 	struct mm_pool *p = rig_pool(r, group, node);
 	uint8_t *at;
 
-	assert_true(pg && pg->copy[node].state == COPY_READY);
+	assert_true(pg && copy_at(pg, node)->state == COPY_READY);
 	/* of a gang the last rank's share of the last segment */
-	at = frame_part(p, pg->copy[node].frame, p->parts - 1);
+	at = frame_part(p, copy_at(pg, node)->frame, p->parts - 1);
 	at[(p->shape ? p->shape->part_bytes : p->page_bytes) - 1] ^= 1;
 }
 

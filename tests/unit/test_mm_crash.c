@@ -197,11 +197,13 @@ static void birth(void)
 static void check_leaks(void)
 {
 	const struct mm_node *nd = &r->mm->node[RIG_NVME];
+	const struct copy *c;
 	unsigned long n = 0;
 	uint64_t i;
 
 	for (i = 0; i < nd->nr_slot_lists; i++)
-		n += list_count(&nd->slots[i]);
+		for (c = nd->slots[i]; c; c = c->slot_next)
+			n++;
 	assert_int_equal(n, fake_blk_slots(r->blk));
 }
 
@@ -228,7 +230,7 @@ static void check_recovered(unsigned int standing)
 /* Its bytes are as they were written; those that were lost are not. */
 static bool slot_whole(const struct page *pg)
 {
-	const struct copy *c = &pg->copy[RIG_NVME];
+	const struct copy *c = copy_at(pg, RIG_NVME);
 	uint8_t ident[PAGE_IDENT_BYTES];
 	uint32_t crc;
 
@@ -251,7 +253,7 @@ static void check_hits(void)
 				struct page *pg = rig_page(r, g, c, i);
 				bool whole;
 
-				if (!pg || pg->copy[RIG_NVME].state !=
+				if (!pg || copy_at(pg, RIG_NVME)->state !=
 					   COPY_READY)
 					continue;
 				whole = slot_whole(pg);

@@ -422,7 +422,7 @@ static void newer_record_of_a_page_holds(void **state)
 	again();
 	assert_int_equal(count()->recover_old, 1);
 	assert_int_equal(fake_blk_slots(r->blk), 2);
-	assert_true(rig_page(r, RIG_FULL, 1, 1)->copy[RIG_NVME].slot.seq >
+	assert_true(copy_at(rig_page(r, RIG_FULL, 1, 1), RIG_NVME)->slot.seq >
 		    old.rec.slot.seq);
 	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 2), 2);
 	rig_stop(r);
