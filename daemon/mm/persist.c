@@ -625,6 +625,8 @@ static void found_all(struct node *n, int err, void *arg)
 	const struct mm_counters *ct = &nd->c;
 	unsigned int i;
 
+	if (!rv)
+		return;
 	for (i = 0; i < rv->nr_stale; i++)
 		node_slot_free(n, &rv->stale[i]);
 	if (err && err != -ENOENT)
@@ -652,11 +654,8 @@ int persist_init(struct mm *mm)
 	for (i = 0; i < mm->nr_nodes; i++) {
 		struct mm_node *nd = &mm->node[i];
 
-		if (nd->mem || !node_persistent(nd->node))
+		if (nd->mem)
 			continue;
-		nd->recovery = calloc(1, sizeof(*nd->recovery));
-		if (!nd->recovery)
-			return -ENOMEM;
 		nd->owner = (struct node_owner){
 			.label		= found_label,
 			.records	= found_records,
@@ -664,7 +663,15 @@ int persist_init(struct mm *mm)
 			.collect	= collect,
 			.arg		= nd,
 		};
+		/* some keep nothing when there is nobody to keep it for */
 		node_set_owner(nd->node, &nd->owner);
+		if (!node_persistent(nd->node)) {
+			node_set_owner(nd->node, NULL);
+			continue;
+		}
+		nd->recovery = calloc(1, sizeof(*nd->recovery));
+		if (!nd->recovery)
+			return -ENOMEM;
 	}
 	return 0;
 }

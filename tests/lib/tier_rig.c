@@ -161,10 +161,16 @@ static void rig_nvme(struct rig *r)
 		.recover_ns = 200 * NSEC_PER_MSEC,
 		.probe_ns = 20 * NSEC_PER_MSEC,
 	};
-	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
 
 	assert_int_equal(nvme_create(&no, r->pool, &r->nvme), 0);
 	assert_int_equal(node_pair(r->host, r->nvme), 0);
+}
+
+/* Not before mm is there, whom it tells what it finds. */
+static void rig_nvme_online(struct rig *r)
+{
+	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
+
 	while (r->nvme->state == NODE_STARTING && !deadline_past(deadline)) {
 		work_poll(r->pool, 0);
 		node_poll(r->nvme, 0);
@@ -288,6 +294,8 @@ void rig_start(struct rig *r, const struct rig_opts *o)
 		assert_int_equal(mm_policy_load("lru", &mo.policy, &e), 0);
 	if (mm_create(&mo, &r->mm, &e))
 		fail_msg("%s", e.text);
+	if (r->o.nvme_path)
+		rig_nvme_online(r);
 	if (!r->o.no_client)
 		rig_attach(r);
 }
