@@ -645,6 +645,7 @@ static void found_all(struct node *n, int err, void *arg)
 		    (unsigned long long)ct->recover_old);
 	recovery_free(nd);
 	nd->mm->next_spaces_ns = 0;
+	nd->mm->next_estimate_ns = 0;	/* matches may hit at once */
 }
 
 int persist_init(struct mm *mm)
