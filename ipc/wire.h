@@ -104,6 +104,8 @@ static_assert(sizeof(struct wire_welcome) == 136, "wire ABI");
  * bring what has changed, and WIRE_RESUMED ends it.
  */
 #define WIRE_WELCOME_RESUMED	1u
+#define WIRE_WELCOME_ADOPTED	2u	/* and by another process: nothing that the
+					   former one had begun goes on */
 
 /**
  * struct wire_resumed - what the daemon believes the client has

@@ -41,6 +41,7 @@ struct kvmm_stat {
  * @retry_ns:	CONN_DOWN: not before; else until when the handshake may take
  * @next:	CONN_JOIN: the era that is being set up
  * @anew:	do not ask for the era to go on: the answer made no sense
+ * @adopted:	CONN_RESUME: by another process
  * @asked:	how often that was done without an answer
  * @call_seq:	the request under way; @call_type its type; @call_again: a late
  *		reply got in its way, send it once more
@@ -80,6 +81,7 @@ struct kvmm {
 	uint16_t	call_type;
 	bool		call_again;
 	bool		anew;
+	bool		adopted;
 	unsigned int	asked;
 	struct sock_msg	*msg;
 	bool		joined;

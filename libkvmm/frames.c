@@ -336,16 +336,27 @@ out_unlock:
 	kvmm_unlock(&v->mag_lock);
 }
 
-/*
- * A pin of ours ends on a frame that may be in limbo. While it is pinned, what its
- * word says is final: nobody is there, or whoever took over, that would seal it.
- */
-static void limbo_leave(struct kvmm_view *v, uint32_t frame)
+/* Ours again, if it was not sealed; it is pinned, so its word stands still. */
+static void limbo_settle(struct kvmm_view *v, uint32_t frame)
+	__must_hold(&v->mag_lock)
 {
 	/* acquire: pairs with the daemon's release when it sealed it */
-	bool open = frame_word_state(atomic_load_explicit(&v->word[frame],
-					memory_order_acquire)) == FRAME_OPEN;
-	const struct kvmm_era *e = v->att->era;
+	uint64_t word = atomic_load_explicit(&v->word[frame],
+					     memory_order_acquire);
+
+	if (frame_word_state(word) == FRAME_OPEN && !kvmm_view_closed(v) &&
+	    !kvmm_era_dying(v->att->era))
+		stack_put(v, &frame, 1);
+}
+
+/*
+ * A pin of ours ends on a frame that may be in limbo. True: not yet. Without a
+ * connection what was posted may be done this very moment; when there is one again
+ * it is either done or will not be.
+ */
+static bool limbo_keeps(struct kvmm_view *v, uint32_t frame)
+{
+	bool keeps = false;
 	uint32_t i, n;
 
 	kvmm_lock(&v->mag_lock);
@@ -355,38 +366,58 @@ static void limbo_leave(struct kvmm_view *v, uint32_t frame)
 			break;
 	if (i == n)
 		goto out_unlock;
-	if (open && kvmm_era_lost(e)) {
+	keeps = kvmm_era_lost(v->att->era);
+	if (keeps) {
 		v->limbo[i].freed = true;
 		goto out_unlock;
 	}
 	v->limbo[i] = v->limbo[n - 1];
 	atomic_store_explicit(&v->nr_limbo, n - 1, memory_order_relaxed);
-	if (open && !kvmm_view_closed(v) && !kvmm_era_dying(e))
-		stack_put(v, &frame, 1);
+	limbo_settle(v, frame);
 out_unlock:
 	kvmm_unlock(&v->mag_lock);
+	return keeps;
 }
 
 void kvmm_unpin_own(struct kvmm_view *v, uint32_t frame)
 {
-	if (unlikely(atomic_load_explicit(&v->nr_limbo, memory_order_relaxed)))
-		limbo_leave(v, frame);
+	if (unlikely(atomic_load_explicit(&v->nr_limbo,
+					  memory_order_relaxed)) &&
+	    limbo_keeps(v, frame))
+		return;
 	kvmm_unpin(v, frame);
 }
 
-void kvmm_view_resumed(struct kvmm_view *v)
+/* Forks that were never answered: nobody copies any more. */
+static void busy_over(struct kvmm_view *v) __must_hold(&v->mag_lock)
+{
+	uint32_t i;
+
+	for (i = 0; i < v->nr_busy; i++)
+		if (v->busy[i].freed && !kvmm_view_closed(v))
+			stack_put(v, &v->busy[i].frame, 1);
+	v->nr_busy = 0;
+}
+
+void kvmm_view_resumed(struct kvmm_view *v, bool adopted)
 {
 	uint32_t i, n, kept = 0;
 
 	kvmm_lock(&v->mag_lock);
 	n = atomic_load_explicit(&v->nr_limbo, memory_order_relaxed);
 	for (i = 0; i < n; i++) {
-		if (!v->limbo[i].freed)
+		uint32_t frame = v->limbo[i].frame;
+
+		if (!v->limbo[i].freed) {
 			v->limbo[kept++] = v->limbo[i];
-		else if (!kvmm_view_closed(v))
-			stack_put(v, &v->limbo[i].frame, 1);
+			continue;
+		}
+		limbo_settle(v, frame);
+		kvmm_unpin(v, frame);
 	}
 	atomic_store_explicit(&v->nr_limbo, kept, memory_order_relaxed);
+	if (adopted)
+		busy_over(v);
 	/* what was asked for nobody has heard */
 	v->posted_n = 0;
 	if (v->rights == KVMM_RW)

@@ -308,8 +308,8 @@ bool kvmm_view_fed(struct kvmm_view *v);
  * word tells: kvmm_unpin_own(). Without memory it stays where it is.
  */
 void kvmm_view_limbo(struct kvmm_view *v, uint32_t frame);
-/* The daemon that took the window over is there. */
-void kvmm_view_resumed(struct kvmm_view *v);
+/* The daemon is there again; @adopted: it is another process. */
+void kvmm_view_resumed(struct kvmm_view *v, bool adopted);
 /* Frames in this process's hands. */
 uint32_t kvmm_view_count(struct kvmm_view *v);
 /* As kvmm_alloc(); @view: where they are of, the request's until its end. */

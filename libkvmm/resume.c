@@ -92,6 +92,7 @@ int kvmm_resume_begin(struct kvmm *k)
 		for (v = a ? a->views : NULL; v; v = v->next)
 			kvmm_view_peers_stale(v);
 	}
+	k->adopted = w->flags & WIRE_WELCOME_ADOPTED;
 	k->state = CONN_RESUME;
 	return 0;
 }
@@ -206,7 +207,7 @@ static void views_again(struct kvmm *k, struct kvmm_era *e)
 			reserve_again(k, a);
 		for (v = a ? a->views : NULL; v; v = v->next) {
 			kvmm_view_peers_settle(k, v);
-			kvmm_view_resumed(v);
+			kvmm_view_resumed(v, k->adopted);
 		}
 	}
 }

@@ -118,8 +118,8 @@ struct kvmm_busy {
 };
 
 /*
- * A frame whose publish was never answered. @freed: its pin is gone, it is OPEN,
- * and the daemon that could take it back is not there.
+ * A frame whose publish was never answered. @freed: nobody here wants it any more;
+ * its pin is kept until a daemon is there, of which its word is the last one.
  */
 struct kvmm_limbo {
 	uint32_t	frame;

@@ -21,26 +21,32 @@
 #include <stdint.h>
 
 #define KVMM_POLICY_ABI		0
-#define KVMM_POLICY_PRIV	32	/* bytes a page */
+#define KVMM_POLICY_PRIV	16	/* bytes a page: there may be many millions */
 
 /**
  * struct kvmm_policy_page - one page in one pool, as a policy sees it
  * @touched_ns:	last use, CLOCK_MONOTONIC
- * @uses:	requests that used it since it came
- * @pos:	first token's position in its sequence
- * @cost_us:	what recomputing it costs; 0 unknown
- * @expect_ns:	when its conversation is expected back; 0 unknown
+ * @expect_ms:	after that its conversation is expected back; 0 unknown
+ * @uses:	requests that used it since it came; no more than UINT16_MAX
  * @flags:	KVMM_POLICY_*
  * @priv:	the policy's
  */
 struct kvmm_policy_page {
 	uint64_t	touched_ns;
-	uint64_t	expect_ns;
-	uint32_t	uses;
+	uint32_t	expect_ms;
+	uint16_t	uses;
+	uint16_t	flags;
+	uint8_t		priv[KVMM_POLICY_PRIV] __attribute__((aligned(8)));
+};
+
+/**
+ * struct kvmm_policy_facts - what does not change about a page
+ * @pos:	first token's position in its sequence
+ * @cost_us:	what recomputing it costs; 0 unknown
+ */
+struct kvmm_policy_facts {
 	uint32_t	pos;
 	uint32_t	cost_us;
-	uint32_t	flags;
-	uint8_t		priv[KVMM_POLICY_PRIV] __attribute__((aligned(8)));
 };
 
 #define KVMM_POLICY_ENDED	1u	/* its last request said ENDED */
@@ -77,9 +83,10 @@ struct kvmm_policy_select {
  * @size:	sizeof(struct kvmm_policy_v0)
  * @name:	shown and configured
  * @inst_bytes:	instance memory, one a pool
+ * @page_bytes:	sizeof(struct kvmm_policy_page)
  * @init:	@inst is zeroed; 0 or -errno
  * @fini:	all pages have been removed
- * @add:	@pg came to the pool
+ * @add:	@pg came to the pool; who wants @facts later on keeps them
  * @touch:	a request used it; a request's pages come tail to head, so the
  *		head is the most recently used
  * @remove:	@pg leaves the pool
@@ -90,10 +97,11 @@ struct kvmm_policy_v0 {
 	uint32_t	size;
 	const char	*name;
 	uint32_t	inst_bytes;
-	uint32_t	spare;
+	uint32_t	page_bytes;
 	int		(*init)(void *inst);
 	void		(*fini)(void *inst);
-	void		(*add)(void *inst, struct kvmm_policy_page *pg);
+	void		(*add)(void *inst, struct kvmm_policy_page *pg,
+			       const struct kvmm_policy_facts *facts);
 	void		(*touch)(void *inst, struct kvmm_policy_page *pg);
 	void		(*remove)(void *inst, struct kvmm_policy_page *pg);
 	uint32_t	(*select)(void *inst, struct kvmm_policy_select *sel);

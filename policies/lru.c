@@ -90,7 +90,8 @@ static void lru_fini(void *inst)
 {
 }
 
-static void lru_add(void *inst, struct kvmm_policy_page *pg)
+static void lru_add(void *inst, struct kvmm_policy_page *pg,
+		    const struct kvmm_policy_facts *facts)
 {
 	struct lru *l = inst;
 
@@ -150,6 +151,7 @@ const struct kvmm_policy_v0 kvmm_policy_v0 = {
 	.size		= sizeof(struct kvmm_policy_v0),
 	.name		= "lru",
 	.inst_bytes	= sizeof(struct lru),
+	.page_bytes	= sizeof(struct kvmm_policy_page),
 	.init		= lru_init,
 	.fini		= lru_fini,
 	.add		= lru_add,

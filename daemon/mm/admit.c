@@ -118,7 +118,9 @@ static bool worth_it(const struct page *pg, const struct copy *c, uint64_t now)
 {
 	if (c->pol.uses >= USES_ENOUGH || (c->flags & COPY_WANTED))
 		return true;
-	if ((c->pol.flags & KVMM_POLICY_CONTINUES) || c->pol.expect_ns > now)
+	if ((c->pol.flags & KVMM_POLICY_CONTINUES) ||
+	    (c->pol.expect_ms &&
+	     c->pol.touched_ns + c->pol.expect_ms * NSEC_PER_MSEC > now))
 		return true;
 	return pg->nr_bound > c->nr_bound;
 }

@@ -158,8 +158,8 @@ static bool frame_page(struct mm_pool *p, uint32_t f)
 			return false;
 		pg->flags |= PAGE_ADOPT;
 	}
-	c = page_copy(pg, p->nd);
-	if (c->frame)
+	c = copy_get(pg, p->nd);
+	if (!c || c->frame)
 		return false;		/* it is in another frame already */
 	c->frame = f;
 	pg->strikes++;			/* frames that it has, for now */

@@ -102,6 +102,7 @@ static bool stray_revive(struct stray *s)
 	struct mm_space *sp = p->space;
 	struct page *pg, *parent;
 	uint64_t key[4], up[4];
+	struct copy *c;
 
 	if (!record_good(p, r, m->gen))
 		return false;
@@ -118,10 +119,15 @@ static bool stray_revive(struct stray *s)
 	}
 	if (page_copy(pg, p->nd)->state != COPY_NONE)
 		return false;		/* it came otherwise meanwhile */
+	c = copy_get(pg, p->nd);
+	if (!c) {
+		page_put(pg);
+		return false;
+	}
 	m->flags = 0;
 	m->page = pg;
 	p->nr_loading--;
-	page_copy(pg, p->nd)->frame = s->f;
+	c->frame = s->f;
 	frame_word_set(p, s->f, frame_word(m->gen, FRAME_READY));
 	copy_set_state(pg, p->nd, COPY_READY);
 	sp->mm->adopted.frames++;

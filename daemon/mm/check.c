@@ -54,17 +54,18 @@ static int check_children(const struct page *pg, struct errmsg *e)
 			continue;
 		n++;
 		for (i = 0; i < mm->nr_nodes; i++)
-			here[i] += copy_there(&child->copy[i]);
+			here[i] += copy_there(copy_at(child, i));
 	}
 	if (n != pg->nr_bound)
 		return broken(e, KEY_FMT ": %u bound children, counted as %u",
 			      KEY_ARGS(pg), n, pg->nr_bound);
 	for (i = 0; i < mm->nr_nodes; i++)
-		if (here[i] != pg->copy[i].nr_bound)
+		if (copy_at(pg, i) != &copy_none &&
+		    here[i] != copy_at(pg, i)->nr_bound)
 			return broken(e,
 				KEY_FMT ": %u bound children on node %u, counted as %u",
 				KEY_ARGS(pg), here[i], i,
-				pg->copy[i].nr_bound);
+				copy_at(pg, i)->nr_bound);
 	return 0;
 }
 
@@ -85,11 +86,11 @@ static int check_closure(const struct page *pg, struct errmsg *e)
 		return broken(e, KEY_FMT ": its parent is in no node",
 			      KEY_ARGS(pg));
 	for (i = 0; i < mm->nr_nodes; i++) {
-		enum copy_state up = pg->parent->copy[i].state;
-		enum copy_state st = pg->copy[i].state;
+		enum copy_state up = copy_at(pg->parent, i)->state;
+		enum copy_state st = copy_at(pg, i)->state;
 
 		if (mm->node[i].mem || st == COPY_NONE ||
-		    (pg->copy[i].flags & COPY_DOOMED))
+		    (copy_at(pg, i)->flags & COPY_DOOMED))
 			continue;
 		if (up != COPY_READY &&
 		    !(st == COPY_WRITING && up == COPY_WRITING))
@@ -103,7 +104,7 @@ static int check_closure(const struct page *pg, struct errmsg *e)
 static int check_frame_of(const struct page *pg, const struct mm_node *nd,
 			  struct errmsg *e)
 {
-	const struct copy *c = &pg->copy[nd->ix];
+	const struct copy *c = page_copy(pg, nd);
 	const struct mm_pool *p = page_pool(pg, nd);
 	uint64_t word;
 
@@ -128,7 +129,7 @@ static int check_record(const struct page *pg, const struct mm_node *nd,
 			struct errmsg *e)
 {
 	const struct mm_pool *p = page_pool(pg, nd);
-	uint32_t f = pg->copy[nd->ix].frame;
+	uint32_t f = page_copy(pg, nd)->frame;
 	const struct frame_record *r = &p->record[f];
 
 	if (r->crc != kvmm_crc32c(0, r, offsetof(struct frame_record, crc)))
@@ -178,7 +179,7 @@ static int check_lines(const struct page *pg, struct tally *t,
 	int err;
 
 	for (i = 0; i < mm->nr_nodes; i++) {
-		const struct copy *c = &pg->copy[i];
+		const struct copy *c = copy_at(pg, i);
 		bool ready = c->state == COPY_READY;
 
 		pending |= c->state == COPY_LOADING;
@@ -196,6 +197,19 @@ static int check_lines(const struct page *pg, struct tally *t,
 	return check_line(pg, INDEX_NODE_BELOW, below || pending, below, t, e);
 }
 
+/* What can be found again, and what must not be. */
+static int check_kept(const struct page *pg, const struct mm_node *nd,
+		      struct errmsg *e)
+{
+	const struct copy *c = page_copy(pg, nd);
+	bool want = copy_good(c) && (pg->space->labelled & BIT(nd->ix));
+
+	if (nd->mem || want == !!(c->flags & COPY_KEPT))
+		return 0;
+	return broken(e, KEY_FMT ": on node %u, %s record", KEY_ARGS(pg),
+		      nd->ix, want ? "without a" : "with a");
+}
+
 static int check_copies(const struct page *pg, struct tally *t,
 			struct errmsg *e)
 {
@@ -206,7 +220,7 @@ static int check_copies(const struct page *pg, struct tally *t,
 
 	for (i = 0; i < sp->mm->nr_nodes; i++) {
 		const struct mm_node *nd = &sp->mm->node[i];
-		const struct copy *c = &pg->copy[i];
+		const struct copy *c = copy_at(pg, i);
 
 		there += copy_there(c);
 		if (copy_there(c) && !page_pool(pg, nd))
@@ -217,6 +231,9 @@ static int check_copies(const struct page *pg, struct tally *t,
 			if (err)
 				return err;
 		}
+		err = check_kept(pg, nd, e);
+		if (err)
+			return err;
 		if (c->state != COPY_READY)
 			continue;
 		t->pages[cls][i]++;
@@ -293,9 +310,9 @@ static int check_frame(const struct mm_pool *p, uint32_t f,
 		break;
 	case FRAME_READY:
 		t->ready++;
-		if (m->page && m->page->copy[p->nd->ix].frame != f)
+		if (m->page && page_copy(m->page, p->nd)->frame != f)
 			return broken(e, "frame %u: its page is in frame %u", f,
-				      m->page->copy[p->nd->ix].frame);
+				      page_copy(m->page, p->nd)->frame);
 		break;
 	default:
 		return broken(e, "frame %u is in state %u outside of a call", f,

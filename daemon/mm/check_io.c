@@ -7,7 +7,8 @@
 
 static int check_stage(const struct mm *mm, struct errmsg *e)
 {
-	uint64_t reads = flights_stage_bytes(mm), writes = wbacks_stage_bytes(mm);
+	uint64_t reads = flights_stage_bytes(mm) + scrubs_stage_bytes(mm);
+	uint64_t writes = wbacks_stage_bytes(mm);
 	const struct mm_stage *st = &mm->stage;
 	const struct stage *s;
 	uint64_t kept = 0;

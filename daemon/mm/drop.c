@@ -25,6 +25,8 @@
  */
 #include "daemon/mm/tier.h"
 
+#define EIO_STRIKES	2u
+
 /* -- walking a tree ---------------------------------------------------------- */
 
 typedef bool tree_fn(struct page *pg, struct mm_node *nd, void *arg);
@@ -39,7 +41,7 @@ static bool tree_takes(const struct page *pg, const struct mm_node *nd)
 {
 	if (!page_bound(pg))
 		return false;
-	return nd ? pg->copy[nd->ix].state != COPY_NONE :
+	return nd ? page_copy(pg, nd)->state != COPY_NONE :
 		    !(pg->flags & PAGE_BAD);
 }
 
@@ -141,8 +143,8 @@ static bool page_alive(const struct page *pg)
 	unsigned int i;
 
 	for (i = 0; i < pg->space->mm->nr_nodes; i++)
-		if (pg->copy[i].state != COPY_NONE &&
-		    !(pg->copy[i].flags & COPY_DOOMED))
+		if (copy_at(pg, i)->state != COPY_NONE &&
+		    !(copy_at(pg, i)->flags & COPY_DOOMED))
 			return true;
 	return false;
 }
@@ -332,7 +334,7 @@ static void count_orphans(const struct page *pg)
 	unsigned int i;
 
 	for (i = 0; i < mm->nr_nodes; i++)
-		mm->node[i].c.pgdrop_orphan += copy_good(&pg->copy[i]);
+		mm->node[i].c.pgdrop_orphan += copy_good(copy_at(pg, i));
 }
 
 /* Up to @max pages of it; false: that was all. */
@@ -418,6 +420,26 @@ void copy_unref(struct page *pg, struct mm_node *nd)
 		for (i = 0; i < mm->nr_nodes; i++)
 			page_zombie(pg, &mm->node[i]);
 	page_gone(pg);
+}
+
+/*
+ * Wrong bytes are the end of it. An I/O error is so the second time: a device that
+ * fails for some seconds must not cost the whole tier.
+ */
+bool copy_judge(struct page *pg, struct mm_node *nd, int result)
+{
+	if (result == -EBADMSG)
+		nd->c.pgcrc_fail++;
+	else if (result != -EIO || ++pg->strikes < EIO_STRIKES)
+		return false;
+	if (!copy_good(page_copy(pg, nd)))
+		return false;
+	if (pg->nr_copies == 1)
+		nd->c.pgdrop_gone++;
+	else
+		nd->c.pgdrop++;
+	copy_drop_tree(pg, nd);
+	return true;
 }
 
 void page_drop_copy(struct page *pg, struct mm_node *nd)

@@ -158,7 +158,7 @@ static void page_info(const struct page *pg, struct mm_page_info *pi)
 	pi->pos = pg->pos;
 	for (i = 0; i < mm->nr_nodes; i++) {
 		const struct mm_node *nd = &mm->node[i];
-		const struct copy *c = &pg->copy[i];
+		const struct copy *c = copy_at(pg, i);
 		const struct mm_pool *p = page_pool(pg, nd);
 
 		pi->copy[i].state = shown_state[c->state];
@@ -290,13 +290,24 @@ void mm_for_each_client(struct mm *mm, uint64_t most,
 
 /* -- spaces --------------------------------------------------------------------------- */
 
+static uint64_t pool_metadata(const struct mm_pool *p)
+{
+	uint64_t bytes = (uint64_t)p->nr_frames *
+			 (sizeof(struct frame_record) +
+			  sizeof(struct frame_meta) + 8 + 4);
+
+	if (p->nd->mem)
+		bytes += p->nr_pages * sizeof(struct copy);
+	return bytes;
+}
+
 /* Bytes that are kept for the sake of the space's pages, beside the pages. */
 static uint64_t space_metadata(const struct mm_space *sp)
 {
 	uint64_t bytes = sizeof(*sp) + sp->desc_len;
 	unsigned int c, n;
 
-	bytes += sp->nr_pages * sp->mm->page_struct_bytes;
+	bytes += sp->nr_pages * page_bytes(sp->mm);
 	bytes += sp->hash_size * sizeof(*sp->hash);
 	if (sp->seen.ghost)
 		bytes += GHOST_ENTRIES * sizeof(*sp->seen.ghost);
@@ -306,9 +317,7 @@ static uint64_t space_metadata(const struct mm_space *sp)
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
 			if (sp->pool[c][n])
-				bytes += (uint64_t)sp->pool[c][n]->nr_frames *
-					 (sizeof(struct frame_record) +
-					  sizeof(struct frame_meta) + 8 + 4);
+				bytes += pool_metadata(sp->pool[c][n]);
 	return bytes;
 }
 

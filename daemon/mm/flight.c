@@ -35,8 +35,7 @@
  * as a write to a block node is (writeback.c).
  *
  * Bytes that are not what was written (-EBADMSG) end the copy below, and with it
- * what hangs on it there. An I/O error does so the second time: a device that
- * fails for some seconds must not cost the whole tier.
+ * what hangs on it there (copy_judge()).
  */
 #include <stdlib.h>
 
@@ -44,7 +43,6 @@
 
 #define LOAD_SCAN	256u		/* pages a direct reclaim looks at */
 #define FULL_NS		NSEC_PER_MSEC	/* a pool full of pins stays so */
-#define EIO_STRIKES	2u
 #define STAGE_RETRY_NS	NSEC_PER_MSEC
 
 /**
@@ -129,27 +127,14 @@ static void source_put(struct flight *fl)
 		copy_unref(fl->pg, fl->from);
 }
 
-/* What a failed read says about the copy that it was made from. */
 static void source_judge(struct flight *fl, int result)
 {
-	struct page *pg = fl->pg;
-
 	if (!result || result == -ECANCELED || result == -ESHUTDOWN)
 		return;
 	fl->to->c.pgload_fail++;
-	if (!fl->began)
-		return;		/* refused: no word on the copy that is there */
-	if (result == -EBADMSG)
-		fl->from->c.pgcrc_fail++;
-	else if (result != -EIO || ++pg->strikes < EIO_STRIKES)
-		return;
-	if (copy_good(page_copy(pg, fl->from))) {
-		if (pg->nr_copies == 1)
-			fl->from->c.pgdrop_gone++;
-		else
-			fl->from->c.pgdrop++;
-		copy_drop_tree(pg, fl->from);
-	}
+	/* refused is no word on the copy that is there */
+	if (fl->began)
+		copy_judge(fl->pg, fl->from, result);
 }
 
 /* Answers those who still wait, gives everything back. @fl is gone. */
@@ -166,6 +151,7 @@ static void flight_end(struct flight *fl, int result)
 	list_del(&fl->pool_link);
 	if (!fl->frame) {
 		pool_wants(p, 1, 0);
+		copy_put(fl->pg, fl->to);
 	} else if (!fl->arrived) {
 		if (!fl->abandoned)
 			copy_set_state(fl->pg, fl->to, COPY_NONE);
@@ -499,13 +485,17 @@ int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
 {
 	struct mm_node *to = p->nd, *from = page_source(pg, to);
 	struct flight *fl;
+	struct copy *c;
 	uint32_t f;
 
 	if (!from)
 		return -ENOENT;
-	fl = calloc(1, sizeof(*fl));
-	if (!fl)
+	c = copy_get(pg, to);
+	fl = c ? calloc(1, sizeof(*fl)) : NULL;
+	if (!fl) {
+		copy_put(pg, to);
 		return -EAGAIN;
+	}
 	fl->pg = pg;
 	fl->from = from;
 	fl->to = to;
@@ -516,12 +506,13 @@ int flight_begin(struct flight_wait *w, struct page *pg, struct mm_pool *p,
 	source_get(fl);		/* a reclaim for its frame must not take it */
 	f = load_frame(p, more);
 	if (!f && to->mm->now_ns < p->full_ns) {
+		copy_put(pg, to);
 		source_put(fl);
 		free(fl);
 		return -EAGAIN;
 	}
 	list_add_tail(&to->mm->flights, &fl->link);
-	page_copy(pg, to)->flight = fl;
+	c->flight = fl;
 	wait_add(w, fl);
 	if (f) {
 		flight_start(fl, f);

@@ -302,7 +302,7 @@ void frame_seal(struct mm_pool *p, uint32_t f, struct page *pg)
 	mm_point();
 	word_store(p, f, frame_word(gen, FRAME_READY));
 	mm_point();
-	pg->copy[nd->ix].frame = f;
+	page_copy(pg, nd)->frame = f;
 	copy_set_state(pg, nd, COPY_READY);
 }
 
@@ -323,7 +323,7 @@ bool frame_busy(const struct mm_pool *p, uint32_t f)
 {
 	const struct frame_meta *m = &p->meta[f];
 
-	if (m->refs || (m->page && m->page->copy[p->nd->ix].refs))
+	if (m->refs || (m->page && page_copy(m->page, p->nd)->refs))
 		return true;
 	return frame_pins(p, f);
 }
@@ -352,7 +352,7 @@ bool frame_isolate(struct mm_pool *p, uint32_t f)
 	struct frame_meta *m = &p->meta[f];
 	struct page *pg = m->page;
 
-	if (m->refs || pg->copy[p->nd->ix].refs)
+	if (m->refs || page_copy(pg, p->nd)->refs)
 		return false;
 	/* nearly always it goes, and then these two are wanted */
 	index_prefetch(p->space, pg->key, pg->group, p->nd->ix);

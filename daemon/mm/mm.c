@@ -10,7 +10,7 @@
 #include <sys/random.h>
 
 #include "daemon/mm/keep.h"
-#include "daemon/mm/mm_calls.h"
+#include "daemon/mm/tier.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 
@@ -39,6 +39,7 @@ static int node_init(struct mm *mm, unsigned int ix, struct errmsg *e)
 	nd->below = o->below;
 	nd->mem = o->node->kind == NODE_MEM;
 	nd->gang = o->gang;
+	nd->scrub_bytes_s = o->scrub_bytes_s;
 	if (nd->gang && (!nd->mem || nd->gang < 2 || nd->gang > KVMM_MAX_GANG))
 		return errmsg_set(e, -EINVAL,
 			"node %u: gang %u; nodes of memory may be gangs of 2 to %u",
@@ -119,8 +120,6 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 	mm->nr_nodes = o->nr_nodes;
 	mm->breaks = breaks_wanted();
 	mm->now_ns = now_ns();
-	mm->page_struct_bytes = round_up(sizeof(struct page) +
-			o->nr_nodes * sizeof(struct copy), 16);
 	list_init(&mm->spaces);
 	list_init(&mm->engines);
 	list_init(&mm->closed);
@@ -134,6 +133,7 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 	err = nodes_check(mm, e);
 	if (err)
 		goto out_free;
+	page_layout(mm);
 	if (getrandom(mm->seed, sizeof(mm->seed), 0) != sizeof(mm->seed)) {
 		err = errmsg_set(e, -EIO, "no random numbers");
 		goto out_free;
@@ -147,12 +147,19 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 		mm->keep->ops = o->keep;
 		mm->keep->shm = (struct shm)SHM_INIT;
 	}
+	err = persist_init(mm);
+	if (err) {
+		errmsg_set(e, err, "out of memory");
+		goto out_free;
+	}
 	tier_init(mm);
 	estimates_publish(mm);
 	*ret = mm;
 	return 0;
 
 out_free:
+	persist_fini(mm);
+	free(mm->keep);
 	free(mm);
 	return err;
 }
@@ -222,6 +229,7 @@ uint64_t mm_run(struct mm *mm, uint64_t now_ns)
 	due = min(due, publish_run(mm, now_ns));
 	due = min(due, fetch_run(mm, now_ns));
 	due = min(due, reclaim_run(mm, now_ns));
+	due = min(due, scrub_run(mm, now_ns));
 	due = min(due, windows_run(mm, now_ns));
 	due = min(due, pools_run(mm, now_ns));
 	due = min(due, spaces_run(mm, now_ns));
@@ -329,6 +337,7 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 	if (!pump_until(mm, deadline_ns, io_over))
 		return -ETIMEDOUT;
 	engines_fini(mm);
+	persist_fini(mm);	/* it is to find what is dropped here again */
 	list_for_each_entry(sp, &mm->spaces, link)
 		if (sp->hash_size)
 			space_drop_pages(sp);
@@ -340,7 +349,8 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 	adopt_fini(mm);
 	keep_end(mm);
 	tier_fini(mm);
-	page_slabs_free(mm);
+	slabs_fini(&mm->pages);
+	slabs_fini(&mm->copies);
 	free(mm);
 	return 0;
 }

@@ -54,6 +54,13 @@ struct mm_win;
  * @member:	members of @c's engine changed; tell it (ledgers to pass)
  * @kick_client: @c should be woken: frames came, or its engine is dying
  * @evict_client: @c broke a limit: disconnect it, @why is counted and logged
+ * @found:	a space of @tenant was found on a block node: the mode that it
+ *		starts in (enum kvmm_mode), or -errno: nobody may have it. NULL:
+ *		%KVMM_MODE_ON for all
+ * @said:	a sentence for the log; @bad: something was lost. NULL: nobody
+ *		wants to know
+ *
+ * The last two get mm_opts.ops_arg.
  */
 struct mm_ops {
 	void (*complete)(struct mm_client *c, struct mm_win *win,
@@ -63,6 +70,8 @@ struct mm_ops {
 	void (*member)(struct mm_client *c, struct mm_client *peer, bool gone);
 	void (*kick_client)(struct mm_client *c);
 	void (*evict_client)(struct mm_client *c, const char *why);
+	int (*found)(void *arg, const char *tenant);
+	void (*said)(void *arg, bool bad, const char *sentence);
 };
 
 /* -- outliving the daemon ---------------------------------------------------- */
@@ -121,6 +130,8 @@ struct mm_keep_ops {
  * @second_touch: block: does not take pages that were used once
  * @day_permille: block: what may be written to it a day, thousandths of its
  *		capacity; 0: no limit
+ * @scrub_bytes_s: block: at what rate it is read to see what the medium has lost;
+ *		0: never
  */
 struct mm_node_opts {
 	struct node	*node;
@@ -131,6 +142,7 @@ struct mm_node_opts {
 	uint32_t	day_permille;
 	uint64_t	size_max;
 	uint64_t	extent_bytes;
+	uint64_t	scrub_bytes_s;
 };
 
 /**
@@ -527,6 +539,13 @@ struct mm_counters {
 	uint64_t	bytes_in;	/* copied or read into this node */
 	uint64_t	bytes_out;	/* written or copied from it */
 	uint64_t	bytes_copied_shared; /* copied to serve a hit: must be 0 */
+	uint64_t	pgrecover;	/* found again after a restart */
+	uint64_t	recover_orphan;	/* not taken: its parent was not there */
+	uint64_t	recover_label;	/* not taken: of no space that may be */
+	uint64_t	recover_bad;	/* not taken: it makes no sense */
+	uint64_t	recover_old;	/* not taken: there was a newer one */
+	uint64_t	pgscrub;	/* block: read to see whether they are whole */
+	uint64_t	pgscrub_bad;	/* block: of these dropped */
 };
 
 struct mm_node_stat {

@@ -8,6 +8,48 @@
 
 #include "daemon/mm/mm_types.h"
 
+/* What a page has where it has no copy; nobody writes to it. */
+extern const struct copy copy_none;
+
+static inline struct mm_node *page_node(const struct page *pg, unsigned int ix)
+{
+	return &pg->space->mm->node[ix];
+}
+
+/*
+ * The copy of @pg on @nd. Where it has none, in memory: one that is NONE and not
+ * to be written to.
+ */
+static inline struct copy *page_copy(const struct page *pg,
+				     const struct mm_node *nd)
+{
+	char *at = (char *)(uintptr_t)pg + nd->copy_off;
+	struct copy *c;
+
+	if (!nd->mem)
+		return (struct copy *)at;
+	c = *(struct copy **)at;
+	return c ? c : (struct copy *)(uintptr_t)&copy_none;
+}
+
+/* The same by the number of the node. */
+static inline struct copy *copy_at(const struct page *pg, unsigned int ix)
+{
+	return page_copy(pg, page_node(pg, ix));
+}
+
+/* The page that @c, a copy on @nd, is part of. */
+static inline struct page *copy_page(struct copy *c, const struct mm_node *nd)
+{
+	return nd->mem ? c->page : (struct page *)((char *)c - nd->copy_off);
+}
+
+/* READY, and not about to go. */
+static inline bool copy_good(const struct copy *c)
+{
+	return c->state == COPY_READY && !(c->flags & COPY_DOOMED);
+}
+
 /* -- page.c: pages and their copies ---------------------------------------- */
 
 /* Find a live page, one that is not PAGE_BAD. */
@@ -36,11 +78,25 @@ static inline bool page_bound(const struct page *pg)
 {
 	return (pg->flags & PAGE_BOUND) && pg->parent;
 }
+/*
+ * It comes from elsewhere with what may be other bytes of the same meaning:
+ * kernels are not all deterministic. A checksum that does not hold for all of its
+ * copies would tell a breach where there is none.
+ */
+void page_crc_agree(struct page *pg, bool has, uint32_t crc);
 /* BAD from now on: its index lines go, nobody finds it any more. */
 void page_set_bad(struct page *pg);
 /* Flags COPY_DOOMED: no source and no copy below any more; copies become dirty. */
 void copy_doom(struct page *pg, struct mm_node *nd);
-void page_slabs_free(struct mm *mm);
+/* What a page without a copy in memory takes. */
+size_t page_bytes(const struct mm *mm);
+/* Where each node's copies are in a page. */
+void page_layout(struct mm *mm);
+/* A copy on a node of memory, made if there is none: NONE. NULL: no memory. */
+struct copy *copy_get(struct page *pg, struct mm_node *nd);
+/* It goes unless it is in use. */
+void copy_put(struct page *pg, struct mm_node *nd);
+/* What a page has where it has no copy; nobody writes to it. */
 struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd);
 
 /*
@@ -59,6 +115,22 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st);
 bool page_has_below(const struct page *pg, const struct mm_node *nd);
 /* READY copy, not COPY_DOOMED, on the best node to load from, or NULL. */
 struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
+
+/* -- persist.c: what block nodes find again ------------------------------------ */
+
+/* The owner of each block node. */
+int persist_init(struct mm *mm);
+void persist_fini(struct mm *mm);
+/* Before a page of @sp goes down to @nd: it can be found again there. */
+int persist_label(struct mm_space *sp, struct mm_node *nd);
+/* A copy on a block node is READY; its ancestors there were before. */
+void persist_add(struct page *pg, struct mm_node *nd);
+/* It is not to be found again, though its slot is still in use. */
+void persist_del(struct page *pg, struct mm_node *nd);
+/* Nothing is left of @sp on any node. */
+void persist_space_end(struct mm_space *sp);
+/* It may have pages that were not found yet. */
+bool persist_waits(const struct mm_space *sp);
 
 /* -- index.c: the writer of ipc/index.h -------------------------------------- */
 int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch);
@@ -196,6 +268,11 @@ void pool_publish_avail(struct mm_pool *p);
 
 /* -- space.c, window.c, publish.c ---------------------------------------------- */
 void space_free(struct mm_space *sp);
+struct mm_space *space_find(struct mm *mm, const uint8_t id[32]);
+/* Makes one that nobody is attached to; its first extents come with its first client. */
+int space_found(struct mm *mm, const char *tenant, uint32_t mode,
+		const uint8_t *bytes, size_t len, struct mm_space **ret,
+		struct errmsg *e);
 uint64_t spaces_run(struct mm *mm, uint64_t now_ns);
 /* ghost.c: what was asked for, while observed and from one space to the next */
 void ghost_keep(struct mm_space *sp);
@@ -337,11 +414,6 @@ void evacuate_forget(struct mm_pool *p);
 static inline const struct kvmm_policy_v0 *pool_policy(const struct mm_pool *p)
 {
 	return p->space->mm->o.policy;
-}
-
-static inline struct mm_node *page_node(const struct page *pg, unsigned int ix)
-{
-	return &pg->space->mm->node[ix];
 }
 
 #endif

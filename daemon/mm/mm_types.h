@@ -21,6 +21,7 @@
  *   - page.children holds the pages whose parent it is, by their sibling member;
  *     page.nr_bound = those of them that are bound to it;
  *     copy.nr_bound = those of these with a copy, not NONE, on this node
+ *   - a copy in memory exists while it is not NONE, or a read waits for a frame
  *   - memory pool: dirty holds the nr_dirty READY copies of pages that have no
  *     READY copy below; of these pool.nr_refused are COPY_REFUSED, others never
  *   - a frame is in exactly one place: its extent's free stack, an engine's
@@ -28,6 +29,8 @@
  *     quarantine (QUARANTINE, owner set)
  *   - node.used = sum of extents (memory) or of slots (block)
  *   - a page has copies only on nodes where its space has a pool
+ *   - persistent block node: COPY_KEPT exactly while READY and not COPY_DOOMED,
+ *     of spaces that have a label there; such a space has a bit in labelled
  *   - stage.out = buffers of reads and writes under way
  *
  * A node of memory may be a gang: each of its frames has a part for every rank
@@ -42,6 +45,7 @@
 #include "daemon/mm/heap.h"
 #include "daemon/mm/mm.h"
 #include "daemon/mm/shape.h"
+#include "daemon/mm/slab.h"
 #include "ipc/base/list.h"
 #include "ipc/index.h"
 
@@ -59,42 +63,56 @@ struct wback;				/* writeback.c: a write in flight */
 struct evac;				/* evacuate.c: an extent being emptied */
 struct stage;				/* stage.c: a buffer for a page of a gang */
 struct pub_entry;			/* publish.c: a page not yet sealed */
-struct page_slab;			/* page.c */
 struct keep;				/* keep.h: what outlives the daemon */
 struct adopt;				/* adopt_frames.c: frames that wait */
+struct scrub;				/* scrub.c */
+struct recovery;			/* persist.c: what a block node finds again */
 
 /**
  * struct copy - a page on one node
  * @pol:	the policy's view; in the pool's policy while READY
- * @frame:	memory pools
- * @slot:	block pools
- * @crc:	block pools: checksum that a read must show
+ * @flight:	memory, LOADING or about to: the read
+ * @wb:		block, WRITING: the write
  * @nr_bound:	pages that are bound to this one and have a copy here
  * @refs:	I/O that uses it as source: not dropped meanwhile (hand-over
  *		references are the frame's: frame_meta.refs; frame_isolate() refuses
  *		on either)
  * @flags:	COPY_*; zero while NONE
+ * @page:	memory: whose it is
  * @link:	memory: in pool.dirty while READY without a READY copy below, moved
- *		to its tail by a touch; block: in its node's table of slots
- *		(writeback.c), from the slot's allocation to its return
- * @flight:	LOADING: the read
- * @wb:		WRITING: the write
+ *		to its tail by a touch
+ * @slot_next:	block: in its node's table of slots (writeback.c), from the slot's
+ *		allocation to its return
+ * @crc:	block: checksum that a read must show
+ *
+ * Those on block nodes are part of the page. Those in memory come when somebody
+ * wants the page there (copy_get()) and go when they are NONE: most pages of a
+ * large disk have none, and are to cost no more than they must.
  */
 struct copy {
 	struct kvmm_policy_page pol;
-	struct node_slot slot;
-	uint32_t	frame;
-	uint32_t	crc;
-	uint32_t	nr_bound;
-	uint16_t	refs;
-	uint8_t		state;
-	uint8_t		flags;
-	struct list	link;
 	union {
 		struct flight	*flight;
 		struct wback	*wb;
 	};
+	uint32_t	nr_bound;
+	uint16_t	refs;
+	uint8_t		state;
+	uint8_t		flags;
+	union {
+		struct {
+			struct page	*page;
+			struct list	link;
+			uint32_t	frame;
+		};
+		struct {
+			struct node_slot slot;
+			struct copy	*slot_next;
+			uint32_t	crc;
+		};
+	};
 };
+static_assert(sizeof(struct copy) == 80, "one a page and block node");
 
 #define COPY_DOOMED	1u	/* goes as soon as its I/O is over: no source, not
 				   counted as a copy below */
@@ -102,13 +120,16 @@ struct copy {
 				   before the next touch */
 #define COPY_REFUSED	4u	/* memory, dirty: the node below did not admit it */
 #define COPY_WANTED	8u	/* memory: it does, by what it knows (admit.c) */
+#define COPY_KEPT	16u	/* block: the node has a record of it (persist.c) */
 
 /**
  * struct page - a page
  * @key:	as four words, the index's form
  * @parent:	NULL for a root; kept alive by closure if the page is bound to it
  * @crc:	CRC32C of the data if PAGE_CRC
- * @copy:	one per node of mm
+ *
+ * Behind it a copy for each block node, then a pointer to one for each node of
+ * memory: page_copy().
  */
 struct page {
 	uint64_t	key[4];
@@ -117,18 +138,19 @@ struct page {
 	struct page	*parent;
 	struct list	children;	/* their sibling */
 	struct list	sibling;
-	struct mm_client *publisher;	/* compared only, never followed */
 	uint32_t	nr_bound;
 	uint32_t	raw_bytes;
 	uint32_t	pos;
 	uint32_t	cost_us;
 	uint32_t	crc;
-	uint16_t	group;
+	uint8_t		group;
 	uint8_t		flags;		/* PAGE_* */
 	uint8_t		strikes;
-	uint16_t	nr_copies;	/* not NONE */
-	struct copy	copy[];
+	uint8_t		nr_copies;	/* not NONE */
 };
+static_assert(sizeof(struct page) == 112, "there may be many millions");
+static_assert(KVMM_MAX_GROUPS <= UINT8_MAX && KVMM_MAX_NODES <= UINT8_MAX,
+	      "they fit");
 
 #define PAGE_ROOT	1u	/* by the publisher's word: outside closure */
 #define PAGE_CRC	2u	/* @crc holds, for every copy */
@@ -167,12 +189,13 @@ struct mm_node {
 	uint8_t		below;
 	bool		mem;		/* extents, mappable */
 	uint8_t		gang;		/* memory: parts of a frame; 0: whole */
+	uint32_t	copy_off;	/* in a page: see page_copy() */
 	uint64_t	size_max;
 	uint64_t	extent_bytes;
 	uint64_t	bytes_pages;
 	struct mm_counters c;
 	struct list	pools;		/* mm_pool.node_link */
-	struct list	*slots;		/* block: copy.link by offset, writeback.c */
+	struct copy	**slots;	/* block: copy.slot_next by offset, writeback.c */
 	uint64_t	nr_slot_lists;
 	uint64_t	slot_list_bytes;
 	uint64_t	wb_bytes;	/* block: being written to it */
@@ -180,6 +203,10 @@ struct mm_node {
 	uint64_t	wb_after_ns;	/* it refused a gang's: none before that */
 	bool		no_space;	/* the last word of its medium on writes */
 	struct mm_admit	admit;		/* block */
+	struct node_owner owner;	/* block */
+	struct recovery	*recovery;	/* block: until it is over */
+	uint64_t	scrub_bytes_s;	/* block; 0: none */
+	struct scrub	*scrub;		/* block */
 	struct evac	*evac;		/* memory: at most one at a time */
 	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
 };
@@ -520,6 +547,10 @@ struct mm_space {
 	struct pub_entry **pending;	/* publish.c: by key hash */
 	uint64_t	nr_pending;
 	bool		ending;		/* being taken apart */
+	bool		bare;		/* found again; no first extents yet */
+	uint64_t	unlabelled;	/* nodes that would not have a label */
+	uint64_t	labelled;	/* nodes that know it, by ... */
+	uint32_t	label[KVMM_MAX_NODES];
 	struct wreck	wreck[WRECKS];
 	unsigned int	nr_wrecks;
 	struct seen	seen;
@@ -567,10 +598,8 @@ struct mm {
 	uint64_t	next_reclaim_ns;
 	uint64_t	now_ns;
 	uint64_t	seed[2];
-	uint64_t	page_struct_bytes;
-	struct page	*page_free;	/* by hnext */
-	struct page_slab *page_slabs;
-	uint64_t	page_slab_bytes;
+	struct slabs	pages;		/* with their copies on block nodes */
+	struct slabs	copies;		/* in memory */
 	uint64_t	nr_step_waits;
 	uint64_t	next_estimate_ns;
 	bool		host_lacks;	/* memory, and none of ours is to grow */

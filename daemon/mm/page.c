@@ -8,77 +8,96 @@
  * copy_set_state(), because everything that is counted hangs on it: children,
  * dirty copies, bytes, the policy's lists, the lines that clients read.
  *
- * Pages are small and many, so they come from slabs and go back to a free
- * list; the slabs stay until the end.
+ * Pages are small and many, so they come from slabs (slab.h).
  *
  * Most look-ups are for pages that are not there (a publish), and most of the
  * time that they take would go to reading other pages of the same chain. So a
  * chain's head knows, by a bit for each 64th of the hash, what cannot be in it.
  */
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 
-#define SLAB_BYTES	(256u << 10)
-#define BIG_SLAB_BYTES	(2u << 20)	/* a hugepage, if there are any */
-#define BIG_SLAB_FROM	(8 * SLAB_BYTES)
 #define HASH_MIN	1024u
-
-struct page_slab {
-	struct page_slab *next;
-	_Alignas(64) char mem[];
-};
+#define HASH_LOAD	2u		/* pages a chain, at most, on average */
 
 /* -- memory ---------------------------------------------------------------- */
 
-static bool slab_more(struct mm *mm)
+const struct copy copy_none = {
+	.link = { (struct list *)(uintptr_t)&copy_none.link,
+		  (struct list *)(uintptr_t)&copy_none.link },
+};
+
+void page_layout(struct mm *mm)
 {
-	size_t size = mm->page_struct_bytes, off, bytes = SLAB_BYTES;
-	struct page_slab *s;
+	size_t off = sizeof(struct page);
+	unsigned int pass, i;
 
-	if (mm->page_slab_bytes >= BIG_SLAB_FROM)
-		bytes = BIG_SLAB_BYTES;
-	s = aligned_alloc(bytes, bytes);
-	if (!s)
-		return false;
-	if (bytes == BIG_SLAB_BYTES)
-		madvise(s, bytes, MADV_HUGEPAGE);
-	s->next = mm->page_slabs;
-	mm->page_slabs = s;
-	mm->page_slab_bytes += bytes;
-	for (off = sizeof(*s); off + size <= bytes; off += size) {
-		struct page *pg = (struct page *)((char *)s + off);
+	for (pass = 0; pass < 2; pass++) {
+		for (i = 0; i < mm->nr_nodes; i++) {
+			struct mm_node *nd = &mm->node[i];
 
-		pg->hnext = mm->page_free;
-		mm->page_free = pg;
+			if (nd->mem != pass)
+				continue;
+			nd->copy_off = (uint32_t)off;
+			off += nd->mem ? sizeof(struct copy *) :
+					 sizeof(struct copy);
+		}
 	}
-	return true;
+	slabs_init(&mm->pages, off);
+	slabs_init(&mm->copies, sizeof(struct copy));
 }
 
-static struct page *page_alloc(struct mm *mm)
+size_t page_bytes(const struct mm *mm)
 {
-	struct page *pg;
+	return mm->pages.size;
+}
 
-	if (!mm->page_free && !slab_more(mm))
+static struct copy **copy_place(struct page *pg, const struct mm_node *nd)
+{
+	return (struct copy **)((char *)pg + nd->copy_off);
+}
+
+struct copy *copy_get(struct page *pg, struct mm_node *nd)
+{
+	struct copy **place = copy_place(pg, nd), *c = *place;
+	const struct page *child;
+
+	if (c)
+		return c;
+	c = slab_get(&nd->mm->copies);
+	if (!c)
 		return NULL;
-	pg = mm->page_free;
-	mm->page_free = pg->hnext;
-	memset(pg, 0, mm->page_struct_bytes);
-	return pg;
+	c->page = pg;
+	list_init(&c->link);
+	if (pg->nr_bound)
+		list_for_each_entry(child, &pg->children, sibling)
+			c->nr_bound += page_bound(child) &&
+				       page_copy(child, nd)->state != COPY_NONE;
+	*place = c;
+	return c;
 }
 
-void page_slabs_free(struct mm *mm)
+void copy_put(struct page *pg, struct mm_node *nd)
 {
-	struct page_slab *s;
+	struct copy **place = copy_place(pg, nd), *c = *place;
 
-	while ((s = mm->page_slabs)) {
-		mm->page_slabs = s->next;
-		free(s);
-	}
-	mm->page_free = NULL;
-	mm->page_slab_bytes = 0;
+	if (!c || c->state != COPY_NONE || c->flight || c->refs)
+		return;
+	*place = NULL;
+	slab_put(&nd->mm->copies, c);
+}
+
+static void page_free(struct page *pg)
+{
+	struct mm *mm = pg->space->mm;
+	unsigned int i;
+
+	for (i = 0; i < mm->nr_nodes; i++)
+		if (mm->node[i].mem)
+			copy_put(pg, &mm->node[i]);
+	slab_put(&mm->pages, pg);
 }
 
 /* -- the private hash ------------------------------------------------------ */
@@ -223,24 +242,21 @@ struct page *page_create(struct mm_space *sp, uint16_t group,
 {
 	const struct desc_group *g = &sp->desc.group[group];
 	struct page *pg;
-	unsigned int i;
 
-	if (sp->nr_pages >= sp->hash_size && !hash_grow(sp))
+	if (sp->nr_pages >= HASH_LOAD * sp->hash_size && !hash_grow(sp))
 		return NULL;
-	pg = page_alloc(sp->mm);
+	pg = slab_get(&sp->mm->pages);
 	if (!pg)
 		return NULL;
 	memcpy(pg->key, key, sizeof(pg->key));
 	pg->space = sp;
-	pg->group = group;
+	pg->group = (uint8_t)group;
 	pg->flags = flags;
 	if (g->rule == KVMM_FULL && !(flags & PAGE_ROOT))
 		pg->flags |= PAGE_BOUND;
 	pg->raw_bytes = sp->desc.cls[g->class_ix].page_bytes;
 	list_init(&pg->children);
 	list_init(&pg->sibling);
-	for (i = 0; i < sp->mm->nr_nodes; i++)
-		list_init(&pg->copy[i].link);
 	if (parent) {
 		pg->parent = parent;
 		parent->nr_bound += page_bound(pg);
@@ -262,8 +278,6 @@ static void page_orphan(struct page *pg)
 
 void page_put(struct page *pg)
 {
-	struct mm *mm = pg->space->mm;
-
 	if (pg->nr_copies)
 		return;
 	wreck_note(pg);
@@ -275,8 +289,7 @@ void page_put(struct page *pg)
 	}
 	hash_del(pg);
 	pg->space->nr_pages--;
-	pg->hnext = mm->page_free;
-	mm->page_free = pg;
+	page_free(pg);
 }
 
 struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd)
@@ -307,7 +320,7 @@ static struct below_line below_line(const struct page *pg)
 	unsigned int i;
 
 	for (i = 0; i < mm->nr_nodes; i++) {
-		const struct copy *c = &pg->copy[i];
+		const struct copy *c = copy_at(pg, i);
 
 		if (c->state == COPY_LOADING) {
 			l.pending = true;
@@ -321,6 +334,11 @@ static struct below_line below_line(const struct page *pg)
 	return l;
 }
 
+static uint8_t below_flags(const struct below_line *l)
+{
+	return INDEX_USED | (l->pending ? INDEX_PENDING : 0);
+}
+
 static void below_line_update(struct page *pg, const struct below_line *was)
 {
 	struct below_line is = below_line(pg);
@@ -329,12 +347,20 @@ static void below_line_update(struct page *pg, const struct below_line *was)
 		return;
 	if (is.nodes == was->nodes && is.pending == was->pending)
 		return;
-	if (is.nodes || is.pending)
-		index_set(pg->space, pg, INDEX_NODE_BELOW,
-			  INDEX_USED | (is.pending ? INDEX_PENDING : 0),
+	if (!is.nodes && !is.pending)
+		index_clear(pg->space, pg, INDEX_NODE_BELOW);
+	else if (was->nodes || was->pending)
+		index_set(pg->space, pg, INDEX_NODE_BELOW, below_flags(&is),
 			  is.nodes, is.source);
 	else
-		index_clear(pg->space, pg, INDEX_NODE_BELOW);
+		index_add(pg->space, pg, INDEX_NODE_BELOW, below_flags(&is),
+			  is.nodes, is.source);
+}
+
+void page_crc_agree(struct page *pg, bool has, uint32_t crc)
+{
+	if (!has || crc != pg->crc)
+		pg->flags &= ~PAGE_CRC;
 }
 
 void page_set_bad(struct page *pg)
@@ -345,11 +371,11 @@ void page_set_bad(struct page *pg)
 	if (pg->flags & PAGE_BAD)
 		return;
 	for (i = 0; i < mm->nr_nodes; i++)
-		if (mm->node[i].mem && pg->copy[i].state == COPY_READY) {
+		if (mm->node[i].mem && copy_at(pg, i)->state == COPY_READY) {
 			index_clear(pg->space, pg, i);
 			/* pinned, it may stay; the next daemon is not to find it */
 			frame_forget(page_pool(pg, &mm->node[i]),
-				     pg->copy[i].frame);
+				     copy_at(pg, i)->frame);
 		}
 	index_clear(pg->space, pg, INDEX_NODE_BELOW);
 	hash_del(pg);
@@ -366,7 +392,7 @@ bool page_has_below(const struct page *pg, const struct mm_node *nd)
 	unsigned int hops, i = nd->below;
 
 	for (hops = 0; i < mm->nr_nodes && hops < mm->nr_nodes; hops++) {
-		const struct copy *c = &pg->copy[i];
+		const struct copy *c = copy_at(pg, i);
 
 		if (c->state == COPY_READY && !(c->flags & COPY_DOOMED))
 			return true;
@@ -383,7 +409,7 @@ struct mm_node *page_source(const struct page *pg, const struct mm_node *to)
 	unsigned int i;
 
 	for (i = 0; i < mm->nr_nodes; i++) {
-		const struct copy *c = &pg->copy[i];
+		const struct copy *c = copy_at(pg, i);
 		struct mm_node *nd = &mm->node[i];
 		uint32_t us;
 
@@ -407,13 +433,14 @@ static void dirty_update(struct page *pg)
 	unsigned int i;
 
 	for (i = 0; i < mm->nr_nodes; i++) {
-		struct copy *c = &pg->copy[i];
 		struct mm_node *nd = &mm->node[i];
-		bool was = !list_empty(&c->link), is;
+		struct copy *c = page_copy(pg, nd);
 		struct mm_pool *p;
+		bool was, is;
 
 		if (!nd->mem)
 			continue;
+		was = !list_empty(&c->link);
 		is = c->state == COPY_READY && !page_has_below(pg, nd);
 		if (is == was)
 			continue;
@@ -431,15 +458,17 @@ static void dirty_update(struct page *pg)
 
 static void copy_ready(struct page *pg, struct mm_node *nd, struct copy *c)
 {
+	const struct kvmm_policy_facts facts = {
+		.pos = pg->pos, .cost_us = pg->cost_us,
+	};
 	struct mm_pool *p = page_pool(pg, nd);
 
 	p->nr_pages++;
 	nd->bytes_pages += pg->raw_bytes;
 	c->pol.touched_ns = pg->space->mm->now_ns;
-	c->pol.pos = pg->pos;
-	c->pol.cost_us = pg->cost_us;
+	c->pol.expect_ms = 0;
 	memset(c->pol.priv, 0, sizeof(c->pol.priv));
-	pool_policy(p)->add(p->policy, &c->pol);
+	pool_policy(p)->add(p->policy, &c->pol, &facts);
 }
 
 static void copy_unready(struct page *pg, struct mm_node *nd, struct copy *c)
@@ -453,14 +482,20 @@ static void copy_unready(struct page *pg, struct mm_node *nd, struct copy *c)
 
 static void copy_count(struct page *pg, struct mm_node *nd, int by)
 {
+	struct copy *up;
+
 	pg->nr_copies += by;
-	if (page_bound(pg))
-		pg->parent->copy[nd->ix].nr_bound += by;
+	if (!page_bound(pg))
+		return;
+	/* one that comes later counts by itself: copy_get() */
+	up = page_copy(pg->parent, nd);
+	if (up != &copy_none)
+		up->nr_bound += by;
 }
 
 void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
 {
-	struct copy *c = &pg->copy[nd->ix];
+	struct copy *c = page_copy(pg, nd);
 	enum copy_state was = c->state;
 	struct below_line below;
 
@@ -494,16 +529,19 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
 			index_clear(pg->space, pg, nd->ix);
 	}
 	below_line_update(pg, &below);
+	if (nd->mem && st == COPY_NONE)
+		copy_put(pg, nd);
 }
 
 void copy_doom(struct page *pg, struct mm_node *nd)
 {
-	struct copy *c = &pg->copy[nd->ix];
+	struct copy *c = page_copy(pg, nd);
 	struct below_line below = below_line(pg);
 
 	if (c->flags & COPY_DOOMED)
 		return;
 	c->flags |= COPY_DOOMED;
+	persist_del(pg, nd);
 	dirty_update(pg);
 	below_line_update(pg, &below);
 }

@@ -67,7 +67,8 @@ static int policy_judge(const char *path, const struct kvmm_policy_v0 *pol,
 		return errmsg_set(e, -EPROTO,
 				  "policy: %s speaks ABI %u, this daemon %u",
 				  path, pol->abi, KVMM_POLICY_ABI);
-	if (pol->size != sizeof(*pol))
+	if (pol->size != sizeof(*pol) ||
+	    pol->page_bytes != sizeof(struct kvmm_policy_page))
 		return errmsg_set(e, -EPROTO,
 				  "policy: %s was built against another header (%u bytes, not %zu)",
 				  path, pol->size, sizeof(*pol));

@@ -47,7 +47,6 @@ struct pub_op {
 	struct mm_space	*space;
 	struct mm_pool	*pool;
 	struct mm_engine *engine;
-	struct mm_client *publisher;	/* compared only */
 	uint32_t	n;
 	uint32_t	nr_waiting;
 	bool		held;		/* not complete before it is let go */
@@ -205,19 +204,8 @@ static enum pub_wait pub_exists(struct pub_op *op, uint32_t i, struct page *pg)
 	struct mm_node *nd = op->pool->nd;
 
 	nd->c.pgpublish_exist++;
-	result_set(op, i, -EEXIST, pg->copy[nd->ix].frame);
+	result_set(op, i, -EEXIST, page_copy(pg, nd)->frame);
 	return PUB_DONE;
-}
-
-/*
- * It exists elsewhere, and now here with what may be other bytes of the same
- * meaning: kernels are not all deterministic. A checksum that does not hold for
- * all of its copies would tell a breach where there is none.
- */
-static void crc_agree(struct page *pg, const struct ring_pub *pub)
-{
-	if (!(pub->flags & KVMM_PUB_CRC) || pub->crc != pg->crc)
-		pg->flags &= ~PAGE_CRC;
 }
 
 static uint8_t page_flags(const struct ring_pub *pub)
@@ -240,13 +228,16 @@ static enum pub_wait pub_seal(struct pub_op *op, uint32_t i,
 			return pub_result(op, i, -ENOMEM);
 		pg->pos = pub->pos;
 		pg->cost_us = pub->cost_us;
-		pg->publisher = op->publisher;
 		if (pub->flags & KVMM_PUB_CRC) {
 			pg->crc = pub->crc;
 			pg->flags |= PAGE_CRC;
 		}
 	} else {
-		crc_agree(pg, pub);
+		page_crc_agree(pg, pub->flags & KVMM_PUB_CRC, pub->crc);
+	}
+	if (!copy_get(pg, p->nd)) {
+		page_put(pg);
+		return pub_result(op, i, -ENOMEM);
 	}
 	frame_seal(p, pub->frame, pg);
 	p->nd->c.pgpublish++;
@@ -285,13 +276,13 @@ static enum pub_wait pub_try(struct pub_op *op, uint32_t i,
 		return pub_result(op, i, err);
 	pub_words(pub->key, key);
 	pg = page_find(sp, pub->group, key);
-	if (pg && pg->copy[nd->ix].state == COPY_READY)
+	if (pg && page_copy(pg, nd)->state == COPY_READY)
 		return pub_exists(op, i, pg);
 	if (pg && (pub->flags & RING_PUB_BOUND)) {
 		nd->c.pgpublish_exist++;
 		return pub_result(op, i, -EEXIST);
 	}
-	if (pg && pg->copy[nd->ix].state != COPY_NONE &&
+	if (pg && page_copy(pg, nd)->state != COPY_NONE &&
 	    !fetch_abandon(pg, nd))
 		return PUB_LOAD;
 	*blocker = pending_find(sp, pub->group, key);
@@ -688,7 +679,7 @@ void mm_publish(struct mm_win *w, const struct ring_sqe *sqe,
 	}
 	*op = (struct pub_op){
 		.space = sp, .pool = w->pool, .engine = w->engine,
-		.publisher = w->client, .n = n, .held = true,
+		.n = n, .held = true,
 	};
 	mm_op_init(&op->op, w, sqe->tag, RING_PUBLISH, pub_cancel);
 	engine_step(w->engine);

@@ -63,7 +63,7 @@ static void policy_touch(struct mm_pool *p, struct page *pg)
 
 static bool has_child_here(const struct page *pg, const struct mm_node *nd)
 {
-	return !(pg->flags & PAGE_BAD) && pg->copy[nd->ix].nr_bound &&
+	return !(pg->flags & PAGE_BAD) && page_copy(pg, nd)->nr_bound &&
 	       !mm_broken(nd->mm, MM_BREAK_CLOSURE);
 }
 
@@ -77,7 +77,7 @@ static struct mm_node *heir_of(const struct page *pg, const struct mm_node *nd)
 
 	for (i = nd->below, hops = 0; i < mm->nr_nodes && hops < mm->nr_nodes;
 	     i = mm->node[i].below, hops++)
-		if (copy_good(&pg->copy[i]))
+		if (copy_good(copy_at(pg, i)))
 			return &mm->node[i];
 	return NULL;
 }
@@ -93,8 +93,9 @@ static void copy_inherit(struct page *pg, struct mm_node *heir,
 	struct copy *c = page_copy(pg, heir);
 
 	c->pol.touched_ns = pol->touched_ns;
-	c->pol.expect_ns = pol->expect_ns;
-	c->pol.uses += pol->uses;
+	c->pol.expect_ms = pol->expect_ms;
+	c->pol.uses = (uint16_t)min(c->pol.uses + (uint32_t)pol->uses,
+				    (uint32_t)UINT16_MAX);
 	c->pol.flags = pol->flags;
 	policy_touch(page_pool(pg, heir), pg);
 }
@@ -122,7 +123,7 @@ static bool lives_elsewhere(const struct page *pg, const struct mm_node *nd)
 	unsigned int i;
 
 	for (i = 0; i < nd->mm->nr_nodes; i++)
-		if (i != nd->ix && copy_good(&pg->copy[i]))
+		if (i != nd->ix && copy_good(copy_at(pg, i)))
 			return true;
 	return false;
 }
@@ -147,7 +148,7 @@ bool copy_drop_last(struct page *pg, struct mm_node *nd)
 
 bool slot_evictable(const struct page *pg, const struct mm_node *nd)
 {
-	const struct copy *c = &pg->copy[nd->ix];
+	const struct copy *c = page_copy(pg, nd);
 
 	if (!copy_good(c) || c->refs || has_child_here(pg, nd))
 		return false;

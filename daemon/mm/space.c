@@ -8,6 +8,10 @@
  * apart, which may take a while: extents must come back from the node's workers
  * first. Meanwhile its slot in the header is not given to another.
  *
+ * A block node that finds pages again after a restart makes their space, too
+ * (persist.c). Nobody may ever attach to it, so it gets its first extents when
+ * somebody does.
+ *
  * Observe mode. Publishes leave nothing but the hash of their key in a table of
  * fixed size: a key that is found there would have been a hit, had the mode been
  * on. Later keys push earlier ones out of their place, as a cache would.
@@ -30,6 +34,16 @@ struct mm_space *mm_space_get(struct mm *mm, uint32_t ix)
 	struct mm_space *sp = ix < KVMM_MAX_SPACES ? mm->space[ix] : NULL;
 
 	return sp && !sp->ending ? sp : NULL;
+}
+
+struct mm_space *space_find(struct mm *mm, const uint8_t id[32])
+{
+	struct mm_space *sp;
+
+	list_for_each_entry(sp, &mm->spaces, link)
+		if (!sp->ending && !memcmp(sp->id, id, sizeof(sp->id)))
+			return sp;
+	return NULL;
 }
 
 uint32_t mm_space_ix(const struct mm_space *sp)
@@ -250,12 +264,22 @@ out_free:
 	return err;
 }
 
+/**
+ * struct space_kind - of a space that is to be made
+ * @bare:	without first extents
+ */
+struct space_kind {
+	const char	*tenant;
+	uint32_t	mode;
+	bool		bare;
+};
+
 /* Takes @d over on success. */
-static int space_create(struct mm_client *c, struct desc *d,
-			const uint8_t *bytes, size_t len, const uint8_t id[32],
-			struct mm_space **ret, struct errmsg *e)
+static int space_create(struct mm *mm, const struct space_kind *k,
+			struct desc *d, const uint8_t *bytes, size_t len,
+			const uint8_t id[32], struct mm_space **ret,
+			struct errmsg *e)
 {
-	struct mm *mm = c->mm;
 	struct mm_space *sp;
 	int err, ix;
 
@@ -269,7 +293,8 @@ static int space_create(struct mm_client *c, struct desc *d,
 	sp->mm = mm;
 	sp->ix = ix;
 	memcpy(sp->id, id, sizeof(sp->id));
-	memcpy(sp->tenant, c->tenant, sizeof(sp->tenant));
+	snprintf(sp->tenant, sizeof(sp->tenant), "%s", k->tenant);
+	sp->bare = k->bare;
 	sp->index_shm = (struct shm)SHM_INIT;
 	sp->keep_shm = (struct shm)SHM_INIT;
 	ghost_take(sp);
@@ -291,13 +316,13 @@ static int space_create(struct mm_client *c, struct desc *d,
 		goto out_end;
 	}
 	err = space_pools(sp, e);
-	if (!err)
+	if (!err && !k->bare)
 		err = space_first_extents(sp, e);
 	if (err)
 		goto out_end;
 
 	atomic_store_explicit(&hdr_space(sp)->trace, 0, memory_order_relaxed);
-	mm_space_set_mode(sp, c->o.mode);
+	mm_space_set_mode(sp, k->mode);
 	/* release: pairs with the acquire of whoever lists spaces */
 	atomic_store_explicit(&hdr_space(sp)->live, 1, memory_order_release);
 	keep_space(sp);
@@ -312,17 +337,28 @@ out_end:
 	return err;
 }
 
-/* -- attaching --------------------------------------------------------------------- */
-
-static struct mm_space *space_find(struct mm *mm, const uint8_t id[32])
+int space_found(struct mm *mm, const char *tenant, uint32_t mode,
+		const uint8_t *bytes, size_t len, struct mm_space **ret,
+		struct errmsg *e)
 {
-	struct mm_space *sp;
+	const struct space_kind k = {
+		.tenant = tenant, .mode = mode, .bare = true,
+	};
+	struct desc d;
+	uint8_t id[32];
+	int err;
 
-	list_for_each_entry(sp, &mm->spaces, link)
-		if (!sp->ending && !memcmp(sp->id, id, sizeof(sp->id)))
-			return sp;
-	return NULL;
+	err = desc_decode(bytes, len, &d, e);
+	if (err)
+		return err;
+	desc_space_id(bytes, len, tenant, id);
+	err = space_create(mm, &k, &d, bytes, len, id, ret, e);
+	if (err)
+		desc_fini(&d);
+	return err;
 }
+
+/* -- attaching --------------------------------------------------------------------- */
 
 /* May @c, asking for what is not there, have meant something that is? */
 static int check_must_join(struct mm_client *c, const struct desc *d,
@@ -391,6 +427,7 @@ int mm_attach(struct mm_client *c, const uint8_t *bytes, size_t len,
 	      uint32_t flags, struct mm_space **ret, struct errmsg *e)
 {
 	struct mm_space *sp;
+	struct space_kind k;
 	struct desc d;
 	uint8_t id[32];
 	int err;
@@ -423,6 +460,10 @@ int mm_attach(struct mm_client *c, const uint8_t *bytes, size_t len,
 	if (err)
 		goto out_desc;
 	if (sp) {
+		err = sp->bare ? space_first_extents(sp, e) : 0;
+		if (err)
+			goto out_desc;
+		sp->bare = false;
 		attach(c, sp);
 		*ret = sp;
 		goto out_desc;
@@ -434,7 +475,8 @@ int mm_attach(struct mm_client *c, const uint8_t *bytes, size_t len,
 	}
 	/* what nobody uses any more makes room first */
 	spaces_run(c->mm, 0);
-	err = space_create(c, &d, bytes, len, id, &sp, e);
+	k = (struct space_kind){ .tenant = c->tenant, .mode = c->o.mode };
+	err = space_create(c->mm, &k, &d, bytes, len, id, &sp, e);
 	if (err)
 		goto out_desc;
 	attach(c, sp);
@@ -483,6 +525,7 @@ static bool space_end(struct mm_space *sp)
 			if (sp->pool[c][n] && !pool_idle(sp->pool[c][n]))
 				return false;
 	sp->ending = true;
+	persist_space_end(sp);
 	ghost_keep(sp);		/* its successor may come before it is gone */
 	for (c = 0; c < KVMM_MAX_CLASSES; c++)
 		for (n = 0; n < KVMM_MAX_NODES; n++)
@@ -501,7 +544,8 @@ uint64_t spaces_run(struct mm *mm, uint64_t now_ns)
 	if (now_ns && now_ns < mm->next_spaces_ns)
 		return mm->next_spaces_ns;
 	list_for_each_entry_safe(sp, tmp, &mm->spaces, link)
-		if (!sp->nr_clients && !sp->nr_pages && !sp->nr_pending)
+		if (!sp->nr_clients && !sp->nr_pages && !sp->nr_pending &&
+		    !persist_waits(sp))
 			again |= !space_end(sp);
 	mm->next_spaces_ns = now_ns + (again ? END_RETRY_NS : NSEC_PER_SEC);
 	return again ? mm->next_spaces_ns : UINT64_MAX;

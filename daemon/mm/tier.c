@@ -10,6 +10,7 @@ void tier_init(struct mm *mm)
 	list_init(&mm->wbacks);
 	stage_init(mm);
 	admit_init(mm);
+	scrub_init(mm);
 }
 
 bool tier_stop(struct mm *mm)
@@ -17,7 +18,8 @@ bool tier_stop(struct mm *mm)
 	mm->stopping = true;
 	fetch_stop(mm);
 	writeback_stop(mm);
-	return list_empty(&mm->flights) && list_empty(&mm->wbacks);
+	return scrub_stop(mm) && list_empty(&mm->flights) &&
+	       list_empty(&mm->wbacks);
 }
 
 void tier_fini(struct mm *mm)
@@ -26,6 +28,7 @@ void tier_fini(struct mm *mm)
 
 	stage_fini(mm);
 	admit_fini(mm);
+	scrub_fini(mm);
 	for (i = 0; i < mm->nr_nodes; i++) {
 		free(mm->node[i].slots);
 		free(mm->node[i].evac);

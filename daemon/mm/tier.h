@@ -19,23 +19,6 @@
 /* space id, group, key: whose data an I/O moves */
 #define PAGE_IDENT_BYTES	66
 
-/* The page that @c, its copy on @nd, is part of. */
-static inline struct page *copy_page(struct copy *c, const struct mm_node *nd)
-{
-	return container_of(c - nd->ix, struct page, copy[0]);
-}
-
-static inline struct copy *page_copy(struct page *pg, const struct mm_node *nd)
-{
-	return &pg->copy[nd->ix];
-}
-
-/* READY, and not about to go. */
-static inline bool copy_good(const struct copy *c)
-{
-	return c->state == COPY_READY && !(c->flags & COPY_DOOMED);
-}
-
 /* The block node that pages of @nd are demoted to; NULL when there is none. */
 static inline struct mm_node *node_lower(const struct mm_node *nd)
 {
@@ -99,6 +82,11 @@ void page_drop_breach(struct page *pg, struct mm_node *nd);
 bool copy_evict(struct page *pg, struct mm_node *nd);
 /* A block copy that nothing uses leaves its slot; the page may be gone then. */
 void copy_release(struct page *pg, struct mm_node *nd);
+/*
+ * What the result of a read says about the copy that it was made from. True: it
+ * is of no use and goes, with all that hangs on it there.
+ */
+bool copy_judge(struct page *pg, struct mm_node *nd, int result);
 /* A user of a block copy is done with it; a doomed one goes with its last. */
 void copy_unref(struct page *pg, struct mm_node *nd);
 /*
@@ -118,6 +106,11 @@ bool copy_tree_may_go(struct page *pg, struct mm_node *nd, uint32_t *budget);
 /* Room for one page of @pg's length on the block node @nd; see slot_room(). */
 int slot_get(struct page *pg, struct mm_node *nd);
 void slot_put(struct page *pg, struct mm_node *nd);
+/* The list of nd->slots that a slot at @off is in. */
+uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off);
+/* The copy's slot is set: into the node's table of slots; false: no memory. */
+bool slot_link(struct page *pg, struct mm_node *nd);
+void slot_unlink(struct page *pg, struct mm_node *nd);
 /* The I/O of a write is over and its page's copy is doomed. */
 bool wback_over(const struct copy *c);
 void wback_free(struct copy *c);
@@ -145,6 +138,17 @@ bool budget_left(struct mm_node *lo, bool ancestor);
 void budget_charge(struct mm_node *lo, uint64_t bytes);
 void admit_init(struct mm *mm);
 void admit_fini(struct mm *mm);
+
+/* -- scrub.c ----------------------------------------------------------------- */
+
+uint64_t scrub_run(struct mm *mm, uint64_t now);
+/* A pass begins now. */
+void scrub_again(struct mm_node *nd);
+/* Take back what has not been started. True: none is in flight any more. */
+bool scrub_stop(struct mm *mm);
+void scrub_init(struct mm *mm);
+void scrub_fini(struct mm *mm);
+uint64_t scrubs_stage_bytes(const struct mm *mm);
 
 /* -- stage.c ----------------------------------------------------------------- */
 

@@ -9,7 +9,7 @@
  */
 #include "daemon/mm/tier.h"
 
-static uint32_t end_flags(uint8_t how)
+static uint16_t end_flags(uint8_t how)
 {
 	switch (how) {
 	case KVMM_ENDED:
@@ -26,8 +26,8 @@ static uint32_t end_flags(uint8_t how)
  */
 struct touch {
 	uint64_t	now_ns;
-	uint64_t	expect_ns;
-	uint32_t	flags;
+	uint32_t	expect_ms;
+	uint16_t	flags;
 };
 
 static void copy_touch(struct page *pg, struct mm_pool *p,
@@ -38,8 +38,9 @@ static void copy_touch(struct page *pg, struct mm_pool *p,
 	if (c->state != COPY_READY)
 		return;
 	c->pol.touched_ns = t->now_ns;
-	c->pol.expect_ns = t->expect_ns;
-	c->pol.uses++;
+	c->pol.expect_ms = t->expect_ms;
+	if (c->pol.uses < UINT16_MAX)
+		c->pol.uses++;
 	c->pol.flags = t->flags;
 	pool_policy(p)->touch(p->policy, &c->pol);
 	p->nd->c.pgtouch++;
@@ -71,11 +72,10 @@ void mm_touch(struct mm_win *w, const struct ring_sqe *sqe)
 	uint32_t left = min(sqe->n, MM_TOUCH_MAX);
 	struct touch t = {
 		.now_ns	= now_ns(),
+		.expect_ms = sqe->expect_ms,
 		.flags	= end_flags(sqe->how),
 	};
 
-	if (sqe->expect_ms)
-		t.expect_ns = t.now_ns + sqe->expect_ms * NSEC_PER_MSEC;
 	for (; pg && left; left--, pg = pg->parent)
 		copy_touch(pg, w->pool, &t);
 }
@@ -122,7 +122,7 @@ static void count_verdict(struct page *pg, bool bad)
 	for (i = 0; i < mm->nr_nodes; i++) {
 		struct mm_counters *ct = &mm->node[i].c;
 
-		if (pg->copy[i].state == COPY_NONE)
+		if (copy_at(pg, i)->state == COPY_NONE)
 			continue;
 		ct->pgreport += bad;
 		ct->pgundo += !bad;

@@ -60,7 +60,7 @@
 
 #define WB_PAUSE_NS		(10 * NSEC_PER_MSEC)
 #define WB_LOOK			512u	/* dirty pages looked at a call */
-#define SLOT_LISTS		65536u
+#define SLOT_LISTS		(UINT64_C(1) << 20)
 #define SLOT_LIST_MIN		(UINT64_C(1) << 20)
 #define SLOT_VICTIMS		4u	/* freed at once when a node is full */
 #define SLOT_SEGMENTS		4u	/* segments tried for another size */
@@ -132,27 +132,27 @@ bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo)
 
 /*
  * Copies on a block node by the offset of their slots: which pages lie in a
- * segment that is to change its size class. Made with the first slot, since the
- * node knows its capacity only when it is online.
+ * segment that is to change its size class. A list holds what lies in some MiB,
+ * which is little, and is linked one way only: there may be many millions of
+ * copies. Made with the first slot, since the node knows its capacity only when it
+ * is online.
  */
 static bool slot_lists(struct mm_node *nd)
 {
-	uint64_t n = nd->node->capacity / SLOT_LIST_MIN, i;
+	uint64_t n = nd->node->capacity / SLOT_LIST_MIN;
 
 	if (nd->slots)
 		return true;
-	n = clamp(n, (uint64_t)1, (uint64_t)SLOT_LISTS);
-	nd->slots = malloc(n * sizeof(*nd->slots));
+	n = clamp(n, (uint64_t)1, SLOT_LISTS);
+	nd->slots = calloc(n, sizeof(*nd->slots));
 	if (!nd->slots)
 		return false;
-	for (i = 0; i < n; i++)
-		list_init(&nd->slots[i]);
 	nd->nr_slot_lists = n;
 	nd->slot_list_bytes = div_round_up(nd->node->capacity, n);
 	return true;
 }
 
-static uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off)
+uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off)
 {
 	return min(off / nd->slot_list_bytes, nd->nr_slot_lists - 1);
 }
@@ -221,7 +221,7 @@ static bool segment_may_go(struct mm_node *nd, const struct node_range *r)
 	struct copy *c;
 
 	for (i = slot_list_ix(nd, r->off); i <= last; i++)
-		list_for_each_entry(c, &nd->slots[i], link)
+		for (c = nd->slots[i]; c; c = c->slot_next)
 			if (c->slot.off >= r->off && c->slot.off < r->end &&
 			    !copy_tree_may_go(copy_page(c, nd), nd, &budget))
 				return false;
@@ -236,7 +236,7 @@ static struct copy *segment_first(struct mm_node *nd,
 	struct copy *c;
 
 	for (i = slot_list_ix(nd, r->off); i <= last; i++)
-		list_for_each_entry(c, &nd->slots[i], link)
+		for (c = nd->slots[i]; c; c = c->slot_next)
 			if (c->slot.off >= r->off && c->slot.off < r->end)
 				return c;
 	return NULL;
@@ -291,6 +291,33 @@ static bool slot_room(struct page *pg, struct mm_node *nd)
 	return p && p != own && evict_slots(own);
 }
 
+static struct copy **slot_list(struct mm_node *nd, const struct copy *c)
+{
+	return &nd->slots[slot_list_ix(nd, c->slot.off)];
+}
+
+bool slot_link(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd), **at;
+
+	if (!slot_lists(nd))
+		return false;
+	at = slot_list(nd, c);
+	c->slot_next = *at;
+	*at = c;
+	return true;
+}
+
+void slot_unlink(struct page *pg, struct mm_node *nd)
+{
+	struct copy *c = page_copy(pg, nd), **at = slot_list(nd, c);
+
+	while (*at != c)
+		at = &(*at)->slot_next;
+	*at = c->slot_next;
+	c->slot_next = NULL;
+}
+
 int slot_get(struct page *pg, struct mm_node *nd)
 {
 	struct copy *c = page_copy(pg, nd);
@@ -302,15 +329,16 @@ int slot_get(struct page *pg, struct mm_node *nd)
 		err = node_slot_alloc(nd->node, pg->raw_bytes, &c->slot);
 	} while (err == -ENOSPC && tries-- && slot_room(pg, nd));
 	if (!err)
-		list_add(&nd->slots[slot_list_ix(nd, c->slot.off)], &c->link);
-	return err;
+		slot_link(pg, nd);
+	/* more was said of slots than is on the medium: nobody is to give up for it */
+	return err == -EAGAIN ? -EBUSY : err;
 }
 
 void slot_put(struct page *pg, struct mm_node *nd)
 {
 	struct copy *c = page_copy(pg, nd);
 
-	list_del(&c->link);
+	slot_unlink(pg, nd);
 	node_slot_free(nd->node, &c->slot);
 }
 
@@ -326,6 +354,7 @@ static void wback_ready(struct wback *wb)
 	to->no_space = false;
 	wback_free(c);
 	copy_set_state(pg, to, COPY_READY);
+	persist_add(pg, to);
 	from->c.pgdemote++;
 	from->c.bytes_out += pg->raw_bytes;
 	to->c.bytes_in += pg->raw_bytes;
@@ -441,7 +470,7 @@ static struct mm_node *write_source(struct page *pg, struct mm_node *nd)
 	if (page_copy(pg, nd)->state == COPY_READY)
 		return nd;
 	for (i = 0; i < mm->nr_nodes; i++)
-		if (mm->node[i].mem && pg->copy[i].state == COPY_READY)
+		if (mm->node[i].mem && copy_at(pg, i)->state == COPY_READY)
 			return &mm->node[i];
 	return NULL;
 }
@@ -533,7 +562,11 @@ static int wback_start(struct page *pg, struct mm_node *nd, struct mm_node *to,
 		if (!wb->stage)
 			goto err_free;
 	}
-	err = slot_get(pg, to);
+	err = persist_label(pg->space, to);
+	if (err == -EAGAIN)
+		err = -EBUSY;
+	if (!err)
+		err = slot_get(pg, to);
 	if (err)
 		goto err_free;
 	/* what left the node for this slot may have been an ancestor */

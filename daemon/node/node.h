@@ -745,7 +745,9 @@ struct node_owner {
 /**
  * node_set_owner() - before the first node_poll(); @owner must outlive the node
  *
- * A persistent node without an owner (or a memory node) is started empty.
+ * A persistent node that never had one (or a memory node) is started empty. NULL
+ * later on: nobody is asked or told any more, and what is on the medium stays as
+ * it is, what was not handed out yet, too. The end of an owner's life.
  */
 void node_set_owner(struct node *n, const struct node_owner *owner);
 

@@ -145,7 +145,8 @@ bool nvme_recover_poll(struct nvme *nv)
 {
 	uint64_t end = now_ns() + SLICE_NS;
 
-	if (!nv->found || nv->node.state == NODE_OFFLINE)
+	/* without an owner: he has left, and what is there stays as it is */
+	if (!nv->found || !nv->node.owner || nv->node.state == NODE_OFFLINE)
 		return false;
 	do {
 		if (recover_label(nv) || recover_slice(nv))

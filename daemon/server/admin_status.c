@@ -39,7 +39,10 @@ static const struct field counter_fields[] = {
 	MM_FIELD(wreck_lost), MM_FIELD(pgtouch),
 	MM_FIELD(pgfork), MM_FIELD(stage_wait),
 	MM_FIELD(fetch_shared), MM_FIELD(bytes_in), MM_FIELD(bytes_out),
-	MM_FIELD(bytes_copied_shared),
+	MM_FIELD(bytes_copied_shared), MM_FIELD(pgrecover),
+	MM_FIELD(recover_orphan), MM_FIELD(recover_label),
+	MM_FIELD(recover_bad), MM_FIELD(recover_old),
+	MM_FIELD(pgscrub), MM_FIELD(pgscrub_bad),
 };
 /* A counter that is added must be shown. */
 static_assert(ARRAY_SIZE(counter_fields) * sizeof(uint64_t) ==

@@ -27,6 +27,10 @@
 #define FREE_FLOOR_PCT	10
 #define DAY_PERMILLE	1000
 #define NOT_GIVEN	UINT32_MAX
+#define NO_BYTES	UINT64_MAX
+
+/* A terabyte in 17 hours, some hundredth of what a drive can read. */
+#define SCRUB_BYTES_S	(16 * MIB)
 
 static int set_object(struct parse *p, const struct key *k, json_t *v,
 		      void *obj);
@@ -87,6 +91,8 @@ static const struct key node_keys[] = {
 	  offsetof(struct config_node, day_permille), 0, 1000 * 1000 },
 	{ "discard", key_word, "\"off\" or \"segments\"",
 	  offsetof(struct config_node, discard), .words = discard_words },
+	{ "scrub", key_bytes, "0, never, to 16GiB a second",
+	  offsetof(struct config_node, scrub_bytes_s), 0, 16 * GIB },
 	{ "sqpoll", key_bool, "true or false",
 	  offsetof(struct config_node, sqpoll) },
 	{ "rebuild", key_word, "\"never\" or \"damaged\"",
@@ -291,10 +297,12 @@ static int judge_kind(struct parse *p, const struct config_node *n)
 		      n->second_touch != NOT_GIVEN ||
 		      n->day_permille != NOT_GIVEN ||
 		      n->discard || n->sqpoll || n->rebuild ||
+		      n->scrub_bytes_s != NO_BYTES ||
 		      n->engine != NVME_ENGINE_AUTO))
 		return key_fail(p, "path, engine, depth, io_timeout, "
 			    "free_floor_pct, admission, writes_per_day, "
-			    "discard, sqpoll and rebuild are for nodes of kind \"nvme\"");
+			    "discard, scrub, sqpoll and rebuild are for nodes of "
+			    "kind \"nvme\"");
 	if (nvme && (n->below[0] || n->extent_bytes || n->hugepages ||
 		     n->numa >= 0 || n->gang))
 		return key_fail(p, "below, extent, gang, numa and hugepages are "
@@ -318,6 +326,8 @@ static void node_defaults(struct config_node *n)
 		n->second_touch = nvme;
 	if (n->day_permille == NOT_GIVEN)
 		n->day_permille = nvme ? DAY_PERMILLE : 0;
+	if (n->scrub_bytes_s == NO_BYTES)
+		n->scrub_bytes_s = nvme ? SCRUB_BYTES_S : 0;
 }
 
 static int judge_node(struct parse *p, unsigned int ix)
@@ -390,7 +400,7 @@ static int set_nodes(struct parse *p, const struct key *k, json_t *v,
 		c->node[i] = (struct config_node){
 			.numa = -1, .free_floor_pct = -1,
 			.second_touch = NOT_GIVEN, .day_permille = NOT_GIVEN,
-			.below_ix = KVMM_NODE_NONE,
+			.below_ix = KVMM_NODE_NONE, .scrub_bytes_s = NO_BYTES,
 		};
 		parse_ix(p, i);
 		err = json_is_object(el) ? parse_object(p, k->sub, el,

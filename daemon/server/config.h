@@ -61,6 +61,7 @@ struct config_socket {
  * @second_touch: nvme: what was used once is not written to it
  * @day_permille: nvme: what may be written to it a day, thousandths of its size;
  *		0: no limit
+ * @scrub_bytes_s: nvme: read at this rate to see what the medium has lost; 0: never
  * @discard:	nvme: the medium is told of segments that became empty
  * @sqpoll:	nvme: a thread of the kernel's takes I/O
  * @rebuild:	nvme: what is there and no store of ours is emptied, not refused
@@ -85,6 +86,7 @@ struct config_node {
 	uint32_t	depth;
 	uint32_t	second_touch;
 	uint32_t	day_permille;
+	uint64_t	scrub_bytes_s;
 	uint32_t	discard;
 	uint32_t	rebuild;
 	uint32_t	gang;

@@ -188,6 +188,8 @@ static json_t *node_json(const struct config_node *n)
 						n->second_touch)));
 	json_object_set_new(o, "writes_per_day",
 			    json_real(n->day_permille / 1000.0));
+	json_object_set_new(o, "scrub",
+			    json_integer((json_int_t)n->scrub_bytes_s));
 	json_object_set_new(o, "discard",
 			    json_string(word_of(discard_words, n->discard)));
 	json_object_set_new(o, "sqpoll", json_boolean(n->sqpoll));

@@ -226,6 +226,7 @@ static void keep_adopted(void *arg, struct mm_client *c, bool whole)
 
 	ss->mc = c;
 	ss->resumable = whole;
+	ss->adopted = true;
 	if (!whole)
 		log_warn("client %u (%s) has lost a part of what it had: it will begin anew",
 			 ss->no, ss->name);
@@ -389,6 +390,7 @@ bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd)
 	o->hello_pid = ss->hello_pid;
 	o->over = o->told_off = false;
 	o->doom = REJECT_NONE;
+	o->ring.marked = false;
 	o->nr_told = 0;
 	o->nr_wins = 0;
 	mm_client_windows(o->mc, restore_win, o);
@@ -397,7 +399,9 @@ bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd)
 	session_welcomed(o);
 	s->watch[o->watch_ix].head = o->ring.sq_head;
 	s->resumed++;
-	send_welcome(o, h->h.seq, doorbell, WIRE_WELCOME_RESUMED);
+	send_welcome(o, h->h.seq, doorbell, WIRE_WELCOME_RESUMED |
+		     (o->adopted ? WIRE_WELCOME_ADOPTED : 0));
+	o->adopted = false;
 	resume_tell(o, h->h.seq);
 	mm_step_done(o->mc);
 	return true;

@@ -55,12 +55,41 @@ static void op_evict_client(struct mm_client *c, const char *why)
 	session_doom(mm_client_arg(c), REJECT_LIMIT, "%s", why);
 }
 
+static void count_one(const struct mm_space_info *si, void *arg)
+{
+	++*(unsigned int *)arg;
+}
+
+/* A space that was on a disk is one of its tenant's first socket. */
+static int op_found(void *arg, const char *tenant)
+{
+	struct server *s = arg;
+	unsigned int i, n = 0;
+
+	for (i = 0; i < s->cfg.nr_sockets; i++)
+		if (!strcmp(s->cfg.socket[i].tenant, tenant))
+			break;
+	if (i == s->cfg.nr_sockets)
+		return -ENOENT;
+	mm_for_each_space(s->mm, count_one, &n);
+	if (n >= s->cfg.max_spaces)
+		return -EUSERS;
+	return (int)s->cfg.socket[i].mode;
+}
+
+static void op_said(void *arg, bool bad, const char *sentence)
+{
+	log_print(bad ? LOG_LVL_WARN : LOG_LVL_NOTICE, "%s", sentence);
+}
+
 static const struct mm_ops server_mm_ops = {
 	.complete	= op_complete,
 	.index_grew	= op_index_grew,
 	.member		= op_member,
 	.kick_client	= op_kick_client,
 	.evict_client	= op_evict_client,
+	.found		= op_found,
+	.said		= op_said,
 };
 
 /* -- nodes --------------------------------------------------------------------------- */
@@ -247,6 +276,7 @@ static int mm_make(struct server *s, struct errmsg *e)
 			.size_max	= s->cfg.node[i].size_max,
 			.extent_bytes	= s->cfg.node[i].extent_bytes,
 			.gang		= (uint8_t)s->cfg.node[i].gang,
+			.scrub_bytes_s	= s->cfg.node[i].scrub_bytes_s,
 			.second_touch	= s->cfg.node[i].second_touch,
 			.day_permille	= s->cfg.node[i].day_permille,
 		};

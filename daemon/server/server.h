@@ -274,6 +274,7 @@ struct session {
 	uint32_t	nr_out, out_fds;
 	struct wire_win	late;
 	bool		resumable;
+	bool		adopted;	/* and has not come again */
 	uint64_t	secret[2];
 	bool		told_off;	/* its last message was an error */
 	bool		over;		/* hung up: close it, nobody is to blame */

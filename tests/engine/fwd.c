@@ -257,9 +257,9 @@ static int step_pool(struct fwd *f)
 {
 	if (f->threads <= 1 || pool_size(f->scratch->pool) == f->threads)
 		return 0;
-	pool_destroy(f->scratch->pool);
+	thread_pool_destroy(f->scratch->pool);
 	f->scratch->pool = NULL;
-	return pool_create(f->threads, &f->scratch->pool);
+	return thread_pool_create(f->threads, &f->scratch->pool);
 }
 
 int fwd_run(struct fwd *f, const struct fwd_seq *seq, unsigned int n)
@@ -305,7 +305,7 @@ void fwd_fini(struct fwd *f)
 	};
 	for (size_t i = 0; i < sizeof(b) / sizeof(*b); i++)
 		free(b[i]->p);
-	pool_destroy(s->pool);
+	thread_pool_destroy(s->pool);
 	free(s);
 	f->scratch = NULL;
 }

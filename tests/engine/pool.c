@@ -70,7 +70,7 @@ void pool_run(struct pool *p, void (*fn)(void *arg, unsigned int part),
 	pthread_mutex_unlock(&p->lock);
 }
 
-int pool_create(unsigned int threads, struct pool **ret)
+int thread_pool_create(unsigned int threads, struct pool **ret)
 {
 	struct pool *p;
 	int err;
@@ -84,7 +84,7 @@ int pool_create(unsigned int threads, struct pool **ret)
 	while (p->nr + 1 < threads) {
 		err = pthread_create(&p->thread[p->nr], NULL, pool_worker, p);
 		if (err) {
-			pool_destroy(p);
+			thread_pool_destroy(p);
 			return -err;
 		}
 		p->nr++;
@@ -93,7 +93,7 @@ int pool_create(unsigned int threads, struct pool **ret)
 	return 0;
 }
 
-void pool_destroy(struct pool *p)
+void thread_pool_destroy(struct pool *p)
 {
 	if (!p)
 		return;

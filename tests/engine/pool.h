@@ -6,8 +6,8 @@
 struct pool;
 
 /* @threads in all, the caller of pool_run() among them. 0 or -errno. */
-int pool_create(unsigned int threads, struct pool **ret);
-void pool_destroy(struct pool *p);
+int thread_pool_create(unsigned int threads, struct pool **ret);
+void thread_pool_destroy(struct pool *p);
 unsigned int pool_size(const struct pool *p);	/* 0 for NULL */
 
 /* fn(arg, i) for each i < @parts, in any order and thread; returns after all. */

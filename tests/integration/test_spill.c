@@ -373,7 +373,7 @@ static void it_serves_when_the_disk_has_no_room_for_its_file(void **state)
 	fx_stop(f);
 }
 
-static void a_new_daemon_starts_empty_and_says_so(void **state)
+static void a_store_that_is_gone_starts_empty_and_says_so(void **state)
 {
 	struct td_opts o = opts(NULL);
 	struct fx *f = *state;
@@ -385,6 +385,7 @@ static void a_new_daemon_starts_empty_and_says_so(void **state)
 	put_slowly(&f->d, c, 1, 30);
 	tc_close(c);
 	td_kill(&f->d);
+	T_EQ(unlink(f->d.nvme), 0);
 	T_OK(td_start(&f->d));
 	fx_online(&f->d);
 	tc_open(c, f->d.socket, NULL);
@@ -759,7 +760,7 @@ int main(void)
 		FX_TEST(it_serves_on_when_its_file_is_unlinked),
 		FX_TEST(it_starts_without_its_file),
 		FX_TEST(it_serves_when_the_disk_has_no_room_for_its_file),
-		FX_TEST(a_new_daemon_starts_empty_and_says_so),
+		FX_TEST(a_store_that_is_gone_starts_empty_and_says_so),
 		FX_TEST(failing_reads_are_misses),
 		FX_TEST(failing_writes_cost_no_service),
 		FX_TEST(a_full_file_system_costs_no_service),

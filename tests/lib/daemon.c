@@ -217,6 +217,11 @@ out_rm:
 	return err;
 }
 
+int td_configure(struct test_daemon *d)
+{
+	return write_config(d);
+}
+
 /* ---- the process ----------------------------------------------------------- */
 
 static void child_exec(const struct test_daemon *d, pid_t parent)

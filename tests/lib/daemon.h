@@ -128,6 +128,9 @@ int td_init(struct test_daemon *d, const struct td_opts *o);
 /** td_fini() - kill what runs, remove the folder; fine twice and on zeroes */
 void td_fini(struct test_daemon *d);
 
+/** td_configure() - write its configuration again, from @d->opts; 0 or -errno */
+int td_configure(struct test_daemon *d);
+
 /**
  * td_start() - start it and wait until it serves
  *

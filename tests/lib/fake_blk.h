@@ -5,6 +5,10 @@
  * The two-stage life of an I/O, checksums and slots are real; time, order and
  * failure are the test's. An I/O is done by node_poll(), in the order in which it
  * came or in a random one.
+ *
+ * On a disk of the test's (struct fake_disk) it is persistent: what its owner says
+ * about slots is a log that a later node over the same disk reads again, as
+ * node.h says. fake_disk_crash() takes from it what a loss of power may take.
  */
 #ifndef KVMM_TESTS_LIB_FAKE_BLK_H
 #define KVMM_TESTS_LIB_FAKE_BLK_H
@@ -13,6 +17,55 @@
 #include "ipc/base/rand.h"
 
 #define FAKE_BLK_QUEUE	4096u
+
+enum fake_say { FAKE_ADD, FAKE_DEL, FAKE_LABEL, FAKE_LABEL_DEL };
+
+/* One thing that was said, in order. A label's bytes are malloc()ed. */
+struct fake_said {
+	enum fake_say	what;
+	uint32_t	id;
+	size_t		len;
+	uint8_t		*bytes;
+	struct node_record rec;
+};
+
+/**
+ * struct fake_disk - what outlives a node
+ * @data:	@bytes of slots
+ * @said:	@nr of them, of which @flushed are on the medium
+ * @wrote:	offsets of slots that were written since; @nr_wrote
+ */
+struct fake_disk {
+	uint64_t	bytes;
+	uint8_t		*data;
+	struct fake_said *said;
+	unsigned int	nr, max, flushed;
+	uint64_t	next_seq;
+	uint32_t	next_label;
+	uint64_t	*wrote;
+	unsigned int	nr_wrote, max_wrote;
+};
+
+void fake_disk_init(struct fake_disk *d, uint64_t bytes);
+void fake_disk_fini(struct fake_disk *d);
+
+/**
+ * fake_disk_crash() - the power goes: a tail of what was not flushed is lost, and
+ * so is what was written to some slots since
+ * @rng:	NULL: all of it
+ */
+void fake_disk_crash(struct fake_disk *d, struct rng *rng);
+
+/** fake_disk_records() - slots that have a record now */
+unsigned int fake_disk_records(const struct fake_disk *d);
+
+/** fake_disk_labels() - labels that are kept now */
+unsigned int fake_disk_labels(const struct fake_disk *d);
+
+struct fake_flush {
+	void	(*fn)(int err, void *arg);
+	void	*arg;
+};
 
 /**
  * struct fake_blk - the node, and what it is to do
@@ -24,6 +77,12 @@
  * @refuse:	per direction: node_submit() says this
  * @unwritable:	node_writable() says no
  * @rng:	non-NULL: done in random order, some of them later
+ * @disk:	non-NULL: persistent
+ * @hold_flush:	nothing gets onto the medium by itself
+ * @hold_recovery: it stays NODE_STARTING
+ * @recover_err: what recovery ends with
+ * @journal_full: node_slot_alloc() says -EAGAIN
+ * @label_err:	node_label_put() says this
  * @nr:		I/Os that it has
  * @seen:	per direction: I/Os done, well or not
  */
@@ -43,11 +102,47 @@ struct fake_blk {
 	uint32_t	*len;
 	uint64_t	next_seq;
 	uint32_t	hand;
+	struct fake_disk *disk;
+	bool		hold_flush;
+	bool		hold_recovery;
+	bool		journal_full;
+	int		recover_err;
+	int		label_err;
+	bool		*recorded;	/* by slot, as seq */
+	struct fake_found *found;	/* recovery under way */
+	struct fake_flush flush[16];
+	unsigned int	nr_flush;
+	unsigned int	nr_again;	/* records of the last checkpoint */
+	struct fake_said *again;
 	struct node_io	*io[FAKE_BLK_QUEUE];
 };
 
 /** fake_blk_create() - @bytes of slots, online at once; NULL: no memory */
 struct fake_blk *fake_blk_create(uint64_t bytes, uint32_t max_len);
+
+/**
+ * fake_blk_open() - a node over a disk that may have been used before
+ *
+ * NODE_STARTING until its owner has been told of all that is on it.
+ */
+struct fake_blk *fake_blk_open(struct fake_disk *d, uint32_t max_len);
+
+/**
+ * fake_blk_die() - fake_disk_crash() under a node that goes on without its disk
+ *
+ * What it does from now on is for nobody but itself.
+ */
+void fake_blk_die(struct fake_blk *b, struct rng *rng);
+
+/** fake_blk_flush() - all that was said is on the medium */
+void fake_blk_flush(struct fake_blk *b);
+
+/**
+ * fake_blk_checkpoint() - write the log anew from what the owner collects
+ * @between:	called between two parts of it; may be NULL
+ */
+void fake_blk_checkpoint(struct fake_blk *b, void (*between)(void *arg),
+			 void *arg);
 
 /** fake_blk_flip() - change a bit of every slot's data; returns how many */
 unsigned int fake_blk_flip(struct fake_blk *b);

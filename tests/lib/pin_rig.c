@@ -258,7 +258,7 @@ bool pr_drop(struct pin_rig *pr, uint32_t chain)
 
 	for (i = PR_PAGES; i > 0; i--) {
 		struct page *pg = page_of(pr, chain, i - 1);
-		uint32_t f = pg ? pg->copy[0].frame : 0;
+		uint32_t f = pg ? copy_at(pg, 0)->frame : 0;
 
 		if (!pg)
 			continue;
@@ -272,7 +272,7 @@ bool pr_drop(struct pin_rig *pr, uint32_t chain)
 void pr_isolate(struct pin_rig *pr, uint32_t chain)
 {
 	struct mm_pool *p = pool(pr);
-	uint32_t f = page_of(pr, chain, 0)->copy[0].frame;
+	uint32_t f = copy_at(page_of(pr, chain, 0), 0)->frame;
 
 	/* as frame_isolate() does it, without what comes after */
 	atomic_exchange(&p->table->word[f],

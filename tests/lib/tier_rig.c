@@ -54,12 +54,28 @@ static void ops_evict(struct mm_client *c, const char *why)
 	fail_msg("the client was to be evicted: %s", why);
 }
 
+static int ops_found(void *arg, const char *tenant)
+{
+	struct rig *r = arg;
+
+	return r->o.found ? r->o.found(tenant) : KVMM_MODE_ON;
+}
+
+static void ops_said(void *arg, bool bad, const char *sentence)
+{
+	struct rig *r = arg;
+
+	snprintf(r->said, sizeof(r->said), "%s", sentence);
+}
+
 static const struct mm_ops rig_ops = {
 	.complete	= ops_complete,
 	.index_grew	= ops_index_grew,
 	.member		= ops_member,
 	.kick_client	= ops_kick,
 	.evict_client	= ops_evict,
+	.found		= ops_found,
+	.said		= ops_said,
 };
 
 bool rig_answer(struct rig *r, uint64_t tag, unsigned int ms,
@@ -145,10 +161,16 @@ static void rig_nvme(struct rig *r)
 		.recover_ns = 200 * NSEC_PER_MSEC,
 		.probe_ns = 20 * NSEC_PER_MSEC,
 	};
-	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
 
 	assert_int_equal(nvme_create(&no, r->pool, &r->nvme), 0);
 	assert_int_equal(node_pair(r->host, r->nvme), 0);
+}
+
+/* Not before mm is there, whom it tells what it finds. */
+static void rig_nvme_online(struct rig *r)
+{
+	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
+
 	while (r->nvme->state == NODE_STARTING && !deadline_past(deadline)) {
 		work_poll(r->pool, 0);
 		node_poll(r->nvme, 0);
@@ -176,9 +198,12 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 	if (r->o.nvme_path) {
 		rig_nvme(r);
 	} else {
-		r->blk = fake_blk_create(r->o.nvme_bytes,
-					 max(r->o.page_bytes, 1u << 20));
+		uint32_t max_len = max(r->o.page_bytes, 1u << 20);
+
+		r->blk = r->o.disk ? fake_blk_open(r->o.disk, max_len) :
+			 fake_blk_create(r->o.nvme_bytes, max_len);
 		assert_non_null(r->blk);
+		r->blk->hold_recovery = r->o.hold;
 		r->nvme = &r->blk->n;
 	}
 	mo->nr_nodes = 2;
@@ -187,6 +212,7 @@ static void rig_nodes(struct rig *r, struct mm_opts *mo)
 		.node = r->nvme, .kind = KVMM_NODE_NVME,
 		.below = KVMM_NODE_NONE, .size_max = r->o.nvme_bytes,
 		.second_touch = r->o.second_touch,
+		.scrub_bytes_s = r->o.scrub_bytes_s,
 		.day_permille = r->o.day_permille,
 	};
 	if (!r->o.far_bytes)
@@ -237,11 +263,10 @@ static void rig_client(struct rig *r)
 void rig_start(struct rig *r, const struct rig_opts *o)
 {
 	struct mm_opts mo = {
-		.ops = &rig_ops, .epoch = 1,
+		.ops = &rig_ops, .ops_arg = r, .epoch = 1,
 		.shrink_ack_ns = 200 * NSEC_PER_MSEC,
 	};
 	struct errmsg e = { "" };
-	unsigned int i;
 
 	memset(r, 0, sizeof(*r));
 	r->o = *o;
@@ -269,6 +294,16 @@ void rig_start(struct rig *r, const struct rig_opts *o)
 		assert_int_equal(mm_policy_load("lru", &mo.policy, &e), 0);
 	if (mm_create(&mo, &r->mm, &e))
 		fail_msg("%s", e.text);
+	if (r->o.nvme_path)
+		rig_nvme_online(r);
+	if (!r->o.no_client)
+		rig_attach(r);
+}
+
+void rig_attach(struct rig *r)
+{
+	unsigned int i;
+
 	rig_client(r);
 	/* both classes have their first extent */
 	for (i = 0; i < 2; i++) {
@@ -279,6 +314,26 @@ void rig_start(struct rig *r, const struct rig_opts *o)
 		assert_true(r->w[i]->pool->nr_extents);
 	}
 	rig_poll(r);
+}
+
+void rig_recover(struct rig *r)
+{
+	uint64_t deadline = deadline_in(10 * NSEC_PER_SEC);
+
+	r->blk->hold_recovery = false;
+	while (r->nvme->state == NODE_STARTING && !deadline_past(deadline)) {
+		rig_poll(r);
+		rig_check(r);
+	}
+	assert_int_equal(r->nvme->state, NODE_ONLINE);
+	if (!r->sp)
+		r->sp = list_first(&r->mm->spaces, struct mm_space, link);
+}
+
+void rig_die(struct rig *r, struct rng *rng)
+{
+	fake_blk_die(r->blk, rng);
+	rig_stop(r);
 }
 
 void rig_client_exit(struct rig *r)
@@ -413,7 +468,7 @@ enum copy_state rig_state(struct rig *r, unsigned int group, uint32_t chain,
 {
 	struct page *pg = rig_page(r, group, chain, i);
 
-	return pg ? pg->copy[node].state : COPY_NONE;
+	return pg ? copy_at(pg, node)->state : COPY_NONE;
 }
 
 static unsigned int cls_of(unsigned int group)
@@ -525,16 +580,21 @@ static int publish(struct rig *r, struct mm_win *w, uint32_t f,
 	return a.res[0].result;
 }
 
+static unsigned int frame_ms(const struct rig *r)
+{
+	return r->o.frame_ms ? r->o.frame_ms : RIG_FRAME_MS;
+}
+
 int rig_publish(struct rig *r, unsigned int group, uint32_t chain, uint32_t i)
 {
 	return publish(r, r->w[cls_of(group)],
-		       rig_frame(r, group, RIG_FRAME_MS), group, chain, i);
+		       rig_frame(r, group, frame_ms(r)), group, chain, i);
 }
 
 int rig_publish_far(struct rig *r, uint32_t chain, uint32_t i)
 {
 	return publish(r, r->w_far, take_frame(r, r->w_far, &r->mag_head[2],
-						RIG_FRAME_MS),
+						frame_ms(r)),
 		       RIG_FULL, chain, i);
 }
 
@@ -560,9 +620,9 @@ void rig_touch(struct rig *r, unsigned int group, uint32_t chain, uint32_t n)
 	struct page *pg = rig_page(r, group, chain, n - 1);
 	struct ring_sqe sqe = { .op = RING_END, .n = n, .group = group };
 
-	if (!pg || pg->copy[RIG_DRAM].state != COPY_READY)
+	if (!pg || copy_at(pg, RIG_DRAM)->state != COPY_READY)
 		return;
-	sqe.frame = pg->copy[RIG_DRAM].frame;
+	sqe.frame = copy_at(pg, RIG_DRAM)->frame;
 	sqe.arg = frame_word_of(w->pool, sqe.frame);
 	mm_touch(w, &sqe);
 }
@@ -593,9 +653,9 @@ void rig_breach(struct rig *r, unsigned int group, uint32_t chain, uint32_t i,
 	struct mm_pool *p = rig_pool(r, group, node);
 	uint8_t *at;
 
-	assert_true(pg && pg->copy[node].state == COPY_READY);
+	assert_true(pg && copy_at(pg, node)->state == COPY_READY);
 	/* of a gang the last rank's share of the last segment */
-	at = frame_part(p, pg->copy[node].frame, p->parts - 1);
+	at = frame_part(p, copy_at(pg, node)->frame, p->parts - 1);
 	at[(p->shape ? p->shape->part_bytes : p->page_bytes) - 1] ^= 1;
 }
 

@@ -29,6 +29,13 @@
  * @extent_bytes: 0: eight pages
  * @far_bytes:	of a second host node, beside the first; 0: none
  * @nvme_path:	a real slot store in this file instead of a fake one
+ * @disk:	the fake one is persistent, and this is its disk
+ * @hold:	... and finds nothing again before rig.blk->hold_recovery ends
+ * @no_client:	rig_attach() comes later
+ * @found:	mm_ops.found
+ * @scrub_bytes_s: of the block node
+ * @frame_ms:	how long a publish waits for a frame; 0: as long as it takes on a
+ *		busy machine
  */
 struct rig_opts {
 	uint64_t	dram_bytes, nvme_bytes, extent_bytes, far_bytes;
@@ -36,6 +43,12 @@ struct rig_opts {
 	uint64_t	direct_reclaim_ns, fetch_ns;
 	const struct kvmm_policy_v0 *policy;
 	const char	*nvme_path;
+	struct fake_disk *disk;
+	bool		hold;
+	bool		no_client;
+	int		(*found)(const char *tenant);
+	uint64_t	scrub_bytes_s;
+	unsigned int	frame_ms;
 	bool		no_nvme;
 	bool		second_touch;	/* see struct mm_node_opts */
 	uint32_t	day_permille;
@@ -67,6 +80,7 @@ struct rig {
 	struct mm_win	*w_far;		/* of the first class */
 	uint32_t	mag_head[3];
 	uint64_t	next_tag;
+	char		said[512];	/* mm's last sentence */
 	unsigned int	nr_answers;
 	struct rig_answer *answer;	/* [RIG_ANSWERS] */
 };
@@ -76,6 +90,12 @@ struct rig {
 /* Ends the test on failure. */
 void rig_start(struct rig *r, const struct rig_opts *o);
 void rig_stop(struct rig *r);
+/* The daemon dies: what was not flushed is lost, all of it if @rng is NULL. */
+void rig_die(struct rig *r, struct rng *rng);
+/* A client comes, as rig_start() has one come. */
+void rig_attach(struct rig *r);
+/* Rounds until the fake node has found everything again. */
+void rig_recover(struct rig *r);
 /* The client's process is gone; the space lives on by its pages. */
 void rig_client_exit(struct rig *r);
 

@@ -83,7 +83,8 @@ static void config_reads_every_key(void **state)
 		"  \"depth\": 32, \"io_timeout\": \"250ms\","
 		"  \"free_floor_pct\": 5, \"admission\": \"all\","
 		"  \"writes_per_day\": 0.3, \"discard\": \"segments\","
-		"  \"sqpoll\": true, \"rebuild\": \"damaged\"}],"
+		"  \"scrub\": \"1MiB\", \"sqpoll\": true,"
+		"  \"rebuild\": \"damaged\"}],"
 		" \"limits\": {\"max_clients\": 7, \"max_spaces\": 8,"
 		"  \"max_requests\": 9, \"pin_limit_pct\": 10,"
 		"  \"host_floor_pct\": 20},"
@@ -107,6 +108,7 @@ static void config_reads_every_key(void **state)
 	assert_int_equal(c.node[1].free_floor_pct, 5);
 	assert_int_equal(c.node[1].second_touch, 0);
 	assert_int_equal(c.node[1].day_permille, 300);
+	assert_int_equal(c.node[1].scrub_bytes_s, 1 << 20);
 	assert_int_equal(c.node[1].discard, 1);
 	assert_true(c.node[1].sqpoll);
 	assert_int_equal(c.node[1].rebuild, 1);
@@ -264,6 +266,10 @@ static void config_refuses_bad_nodes(void **state)
 		"2: nodes[1].writes_per_day: ", "in thousandths");
 	refused(NODE("\"size\": \"1GiB\", \"writes_per_day\": 1"),
 		"1: nodes[0]: ", "\"nvme\"");
+	refused(NODE("\"size\": \"1GiB\", \"scrub\": 1"),
+		"1: nodes[0]: ", "\"nvme\"");
+	refused(NVME("\"size\": \"1GiB\", \"path\": \"/x\", \"scrub\": \"1TiB\""),
+		"2: nodes[1].scrub: ", "16GiB a second");
 	refused(NODE("\"size\": \"1GiB\", \"admission\": \"all\""),
 		"1: nodes[0]: ", "\"nvme\"");
 	refused(NODE("\"size\": \"1GiB\", \"free_floor_pct\": 0"),
@@ -329,6 +335,8 @@ static void config_prints_what_it_reads(void **state)
 	assert_int_equal(c.node[1].day_permille, 1000);
 	assert_int_equal(c.node[0].second_touch, 0);
 	assert_int_equal(c.node[0].day_permille, 0);
+	assert_int_equal(c.node[1].scrub_bytes_s, 16 << 20);
+	assert_int_equal(c.node[0].scrub_bytes_s, 0);
 	round_trip(&c);
 	assert_int_equal(parse(NVME("\"size\": \"1GiB\", \"path\": \"/x\","
 				    "\"free_floor_pct\": 0"), &c, &e), 0);

@@ -150,11 +150,11 @@ static void a_session_that_goes_on_is_written(void **state)
 	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 2), 2);
 	pg = rig_page(r, RIG_FULL, 1, 1);
 	assert_int_equal(write_down(1, 1), -EPERM);
-	pg->copy[RIG_DRAM].pol.flags = KVMM_POLICY_CONTINUES;
+	copy_at(pg, RIG_DRAM)->pol.flags = KVMM_POLICY_CONTINUES;
 	assert_int_equal(write_down(1, 1), 2);
 	assert_int_equal(rig_publish_chain(r, RIG_FULL, 2, 2), 2);
 	pg = rig_page(r, RIG_FULL, 2, 1);
-	pg->copy[RIG_DRAM].pol.expect_ns = now_ns() + NSEC_PER_SEC;
+	copy_at(pg, RIG_DRAM)->pol.expect_ms = 1000;
 	assert_int_equal(write_down(2, 1), 2);
 	rig_settle(r, 1000);
 	rig_check(r);
@@ -230,7 +230,7 @@ static void the_filter_mistakes_few(void **state)
 	assert_true(full > lo()->admit.nr_buckets * 9 / 10);
 	for (i = 0; i < 20000; i++) {
 		struct page *pg = rig_page(r, RIG_FULL, 1, 0);
-		struct copy *c = &pg->copy[RIG_DRAM];
+		struct copy *c = copy_at(pg, RIG_DRAM);
 		uint64_t was = pg->key[3];
 
 		pg->key[3] = ~i;

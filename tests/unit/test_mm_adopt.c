@@ -168,7 +168,7 @@ static void check_pages(struct rig_client *a)
 			continue;
 		}
 		assert_non_null(pg);
-		assert_int_equal(pg->copy[0].frame, f);
+		assert_int_equal(copy_at(pg, 0)->frame, f);
 		assert_int_equal(frame_word_of(p, f), story->word[i]);
 		assert_true(!i || pg->parent == page_of(a->space, 1, i - 1));
 	}
@@ -429,14 +429,14 @@ static void check_churned(struct rig *r, struct mm_space *sp)
 		assert_true(good(p, churn->frame[k], churn->chain[k],
 				 churn->i[k]));
 		assert_non_null(pg);
-		assert_int_equal(pg->copy[0].frame, churn->frame[k]);
+		assert_int_equal(copy_at(pg, 0)->frame, churn->frame[k]);
 	}
 	for (chain = 1; chain <= CHURN_ROUNDS; chain++) {
 		for (i = 0; i < CHURN_LEN; i++) {
 			struct page *pg = page_of(sp, chain, i);
 
-			if (pg && pg->copy[0].state == COPY_READY)
-				assert_true(good(p, pg->copy[0].frame, chain,
+			if (pg && copy_at(pg, 0)->state == COPY_READY)
+				assert_true(good(p, copy_at(pg, 0)->frame, chain,
 						 i));
 		}
 	}

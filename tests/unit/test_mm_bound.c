@@ -142,7 +142,7 @@ static void warm(uint32_t chain, uint32_t i)
 	struct mm_pool *p = rig_pool(r, GROUP, RIG_DRAM);
 
 	pool_policy(p)->touch(p->policy,
-			      &rig_page(r, GROUP, chain, i)->copy[RIG_DRAM].pol);
+			      &copy_at(rig_page(r, GROUP, chain, i), RIG_DRAM)->pol);
 }
 
 /* Two blobs, of which the first's head is named as the second's parent. */
@@ -322,7 +322,7 @@ static void a_wreck_that_is_pinned_goes_later(void **state)
 	rig_start(r, &o);
 	put_bound(1, 5);
 	rig_touch(r, GROUP, 1, 5);
-	f = rig_page(r, GROUP, 1, 2)->copy[RIG_DRAM].frame;
+	f = copy_at(rig_page(r, GROUP, 1, 2), RIG_DRAM)->frame;
 	rig_pin(r, GROUP, f, 1);
 	assert_int_equal(reclaim(1).freed, 1);
 	rig_run(r, 20);

@@ -48,9 +48,9 @@ static void children_that_are_miscounted(void **state)
 	head->nr_bound++;
 	must_say("children");
 	head->nr_bound--;
-	head->copy[0].nr_bound--;
+	copy_at(head, 0)->nr_bound--;
 	must_say("children on node 0");
-	head->copy[0].nr_bound++;
+	copy_at(head, 0)->nr_bound++;
 }
 
 static void page_whose_parent_is_nowhere(void **state)
@@ -62,7 +62,7 @@ static void page_whose_parent_is_nowhere(void **state)
 
 static void broken_closure_is_seen(void **state)
 {
-	uint32_t f = head->copy[0].frame;
+	uint32_t f = copy_at(head, 0)->frame;
 
 	/* the parent leaves before its child */
 	assert_true(frame_isolate(pool, f));
@@ -75,7 +75,7 @@ static void broken_closure_is_seen(void **state)
 
 static void frame_in_the_wrong_state(void **state)
 {
-	uint32_t f = head->copy[0].frame;
+	uint32_t f = copy_at(head, 0)->frame;
 	uint64_t w = frame_word_of(pool, f);
 
 	atomic_store(&pool->table->word[f], w ^ FRAME_READY ^ FRAME_ISOLATED);
@@ -85,7 +85,7 @@ static void frame_in_the_wrong_state(void **state)
 
 static void record_that_is_torn(void **state)
 {
-	struct frame_record *r = &pool->record[head->copy[0].frame];
+	struct frame_record *r = &pool->record[copy_at(head, 0)->frame];
 
 	r->pos ^= 1;
 	must_say("record");
@@ -161,20 +161,20 @@ static void bytes_that_are_miscounted(void **state)
 
 static void dirty_page_that_is_not_listed(void **state)
 {
-	list_del(&head->copy[0].link);
+	list_del(&copy_at(head, 0)->link);
 	must_say("listed as clean");
-	list_add_tail(&pool->dirty, &head->copy[0].link);
+	list_add_tail(&pool->dirty, &copy_at(head, 0)->link);
 }
 
 static void page_that_clients_cannot_find(void **state)
 {
-	uint64_t w = frame_word_of(pool, head->copy[0].frame);
+	uint64_t w = frame_word_of(pool, copy_at(head, 0)->frame);
 
 	index_clear(a->space, head, 0);
 	must_say("without a line");
 	index_set(a->space, head, 0, INDEX_USED, w ^ 256, 1);
 	must_say("another frame");
-	index_set(a->space, head, 0, INDEX_USED, w, head->copy[0].frame);
+	index_set(a->space, head, 0, INDEX_USED, w, copy_at(head, 0)->frame);
 }
 
 static void line_of_a_page_that_is_not_there(void **state)

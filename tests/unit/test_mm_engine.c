@@ -85,7 +85,7 @@ static void joining_waits_for_what_is_left_of_closed_windows(void **state)
 	mr_attach(a, "engine", PAGE);
 	mr_win(a, 0);
 	mr_put(a, 1, 0, 1);
-	g = mr_page(a, 1, 0)->copy[0].frame;
+	g = copy_at(mr_page(a, 1, 0), 0)->frame;
 	mr_alloc(a, &f, 1);
 	/* a frame that is freed after a step to come */
 	assert_int_equal(mm_free(a->win, &f, 1, 3), 0);
@@ -285,7 +285,7 @@ static void pins_end_with_the_last_member_and_not_before(void **state)
 	two_members(KVMM_LEADER | KVMM_NO_STEP);
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	mr_alloc(a, &open, 1);
 	mr_pin(a, f, 1);
 	/* the leader is gone; the rank's kernels may still read */
@@ -308,7 +308,7 @@ static void pins_outlive_the_socket(void **state)
 
 	two_members(0);
 	mr_put(a, 1, 0, 1);
-	f = mr_page(a, 1, 0)->copy[0].frame;
+	f = copy_at(mr_page(a, 1, 0), 0)->frame;
 	mr_pin(a, f, 1);
 	mm_client_disconnect(a->mc);
 	assert_false(frame_isolate(pool, f));
@@ -323,7 +323,7 @@ static void broken_ledger_loses_pins_with_the_socket(void **state)
 	rig.mm->breaks = MM_BREAK_LEDGER;
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	mr_pin(a, f, 1);
 	mm_client_disconnect(a->mc);
 	assert_true(frame_isolate(pool, f));
@@ -454,7 +454,7 @@ static void engine_over_its_pin_limit_suffers_alone(void **state)
 	for (i = 0; i < 24; i++)
 		mr_put(c, 2, i, i + 1);
 	for (i = 0; i < 24; i++)
-		mr_pin(c, mr_page(c, 2, i)->copy[0].frame, 1);
+		mr_pin(c, copy_at(mr_page(c, 2, i), 0)->frame, 1);
 	/* more than half of the node's 128 frames */
 	for (k = pool->per_extent; k < pool->max_frames && n < 70; k++) {
 		if (!frame_live(pool, k))
@@ -466,10 +466,10 @@ static void engine_over_its_pin_limit_suffers_alone(void **state)
 	mm_refill(c->win, 60);
 	mr_until(&rig, is_evicted, a);
 	assert_false(c->evicted);
-	assert_int_equal(frame_pins(pool, mr_page(c, 2, 0)->copy[0].frame), 1);
+	assert_int_equal(frame_pins(pool, copy_at(mr_page(c, 2, 0), 0)->frame), 1);
 	assert_non_null(strstr(a->why, "pinned"));
 	for (i = 0; i < 24; i++)
-		mr_pin(c, mr_page(c, 2, i)->copy[0].frame, -1);
+		mr_pin(c, copy_at(mr_page(c, 2, i), 0)->frame, -1);
 }
 
 /* Pins of @c on @n frames, whatever is in them: more than half of 128. */

@@ -257,8 +257,8 @@ static void a_publish_does_not_wait_for_a_late_read(void **state)
 	rig_settle(r, 1000);
 	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_loading, 0);
 	pg = rig_page(r, RIG_FULL, 1, 1);
-	assert_int_equal(pg->copy[RIG_DRAM].state, COPY_READY);
-	assert_int_equal(pg->copy[RIG_NVME].refs, 0);
+	assert_int_equal(copy_at(pg, RIG_DRAM)->state, COPY_READY);
+	assert_int_equal(copy_at(pg, RIG_NVME)->refs, 0);
 	rig_check(r);
 }
 
@@ -355,7 +355,7 @@ static void cancel_after_start_lets_the_page_arrive_cold(void **state)
 	rig_settle(r, 1000);
 	assert_int_equal(rig_state(r, RIG_FULL, 1, 0, RIG_DRAM), COPY_READY);
 	assert_int_equal(dram()->pgload_late, 1);
-	assert_true(rig_page(r, RIG_FULL, 1, 0)->copy[RIG_DRAM].pol.flags &
+	assert_true(copy_at(rig_page(r, RIG_FULL, 1, 0), RIG_DRAM)->pol.flags &
 		    KVMM_POLICY_COLD);
 	rig_check(r);
 }
@@ -383,9 +383,9 @@ static unsigned int pin_all(uint32_t chain, int by)
 	uint32_t i;
 
 	for (i = 0; (pg = rig_page(r, RIG_FULL, chain, i)); i++) {
-		if (pg->copy[RIG_DRAM].state != COPY_READY)
+		if (copy_at(pg, RIG_DRAM)->state != COPY_READY)
 			break;
-		rig_pin(r, RIG_FULL, pg->copy[RIG_DRAM].frame, by);
+		rig_pin(r, RIG_FULL, copy_at(pg, RIG_DRAM)->frame, by);
 	}
 	return i;
 }
@@ -414,7 +414,7 @@ static void a_target_full_of_pins_says_so_at_once(void **state)
 	while (!rig_publish(r, RIG_FULL, 2, n)) {
 		struct page *pg = rig_page(r, RIG_FULL, 2, n++);
 
-		rig_pin(r, RIG_FULL, pg->copy[RIG_DRAM].frame, 1);
+		rig_pin(r, RIG_FULL, copy_at(pg, RIG_DRAM)->frame, 1);
 	}
 	assert_true(n > 8);
 	/* the reserve is for loads */
@@ -442,7 +442,7 @@ static void stores_cannot_take_the_loads_frames(void **state)
 	while (!rig_publish(r, RIG_FULL, 2, n)) {
 		struct page *pg = rig_page(r, RIG_FULL, 2, n++);
 
-		rig_pin(r, RIG_FULL, pg->copy[RIG_DRAM].frame, 1);
+		rig_pin(r, RIG_FULL, copy_at(pg, RIG_DRAM)->frame, 1);
 	}
 	assert_int_equal(rig_publish(r, RIG_FULL, 2, n), -EAGAIN);
 	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 1), 1);
@@ -480,7 +480,7 @@ static void fill_dirty(void)
 	while (!rig_publish(r, RIG_FULL, 2, n)) {
 		pg = rig_page(r, RIG_FULL, 2, n++);
 		if (n > 4)
-			rig_pin(r, RIG_FULL, pg->copy[RIG_DRAM].frame, 1);
+			rig_pin(r, RIG_FULL, copy_at(pg, RIG_DRAM)->frame, 1);
 	}
 	assert_true(n > 8);
 	rig_run(r, 5);
@@ -500,8 +500,8 @@ static void a_load_waits_for_a_write_to_free_its_frame(void **state)
 	tag = rig_fetch(r, RIG_FULL, 1, 0, 1, 0);
 	assert_false(rig_answer(r, tag, 20, &a));
 	r->blk->hold[NODE_WRITE] = false;
-	rig_pin(r, RIG_FULL, rig_page(r, RIG_FULL, 2, rig_pool(r, RIG_FULL,
-		RIG_DRAM)->nr_pages - 1)->copy[RIG_DRAM].frame, -1);
+	rig_pin(r, RIG_FULL, copy_at(rig_page(r, RIG_FULL, 2, rig_pool(r, RIG_FULL,
+		RIG_DRAM)->nr_pages - 1), RIG_DRAM)->frame, -1);
 	assert_true(rig_answer(r, tag, 1000, &a));
 	assert_int_equal(a.res[0].result, 0);
 	assert_true(rig_bytes_ok(r, RIG_FULL, a.res[0].frame, 1, 0));
@@ -588,7 +588,7 @@ static void wrong_bytes_are_a_miss_and_take_their_tree(void **state)
 	uint32_t i;
 
 	lower_chain(1, 5);
-	r->blk->data[rig_page(r, RIG_FULL, 1, 2)->copy[RIG_NVME].slot.off] ^= 1;
+	r->blk->data[copy_at(rig_page(r, RIG_FULL, 1, 2), RIG_NVME)->slot.off] ^= 1;
 	assert_true(rig_answer(r, rig_fetch(r, RIG_FULL, 1, 0, 5, 0), 1000,
 			       &a));
 	for (i = 0; i < 2; i++) {
@@ -614,7 +614,7 @@ static void a_bad_head_takes_the_tier_with_it_and_nothing_else(void **state)
 
 	lower_chain(1, 30);
 	lower_chain(2, 3);
-	r->blk->data[rig_page(r, RIG_FULL, 1, 0)->copy[RIG_NVME].slot.off] ^= 1;
+	r->blk->data[copy_at(rig_page(r, RIG_FULL, 1, 0), RIG_NVME)->slot.off] ^= 1;
 	assert_true(rig_answer(r, rig_fetch(r, RIG_FULL, 1, 0, 1, 0), 1000,
 			       &a));
 	assert_int_equal(a.res[0].result, -ENOENT);

@@ -42,7 +42,7 @@ static void generation_advances_at_the_seal_and_never_else(void **state)
 	for (i = 0; i < 3; i++) {
 		mr_put(a, 1, 0, 1);
 		pg = mr_page(a, 1, 0);
-		f = pg->copy[0].frame;
+		f = copy_at(pg, 0)->frame;
 		gen[i] = frame_word_gen(frame_word_of(pool, f));
 		assert_true(frame_isolate(pool, f));
 		assert_int_equal(frame_word_gen(frame_word_of(pool, f)), gen[i]);
@@ -66,7 +66,7 @@ static void word_of_a_reused_frame_never_comes_back(void **state)
 	for (i = 0; i < 64; i++) {
 		mr_put(a, 1, 0, 1);
 		pg = mr_page(a, 1, 0);
-		frame[i] = pg->copy[0].frame;
+		frame[i] = copy_at(pg, 0)->frame;
 		word[i] = frame_word_of(pool, frame[i]);
 		for (k = 0; k < i; k++)
 			assert_false(frame[k] == frame[i] &&
@@ -86,15 +86,16 @@ static void broken_generation_lets_a_word_come_back(void **state)
 	rig.mm->breaks = MM_BREAK_GENERATION;
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	word = frame_word_of(pool, f);
 	assert_true(frame_isolate(pool, f));
 	frame_put(pool, f);
 	page_put(pg);
 	/* another page in the same place, and nobody could tell */
 	assert_int_equal(frame_take(pool, FRAME_FOR_LOAD, FRAME_LOADING), f);
-	frame_seal(pool, f, page_create(a->space, 0, (uint64_t[4]){ 9 }, NULL,
-					0));
+	pg = page_create(a->space, 0, (uint64_t[4]){ 9 }, NULL, 0);
+	assert_non_null(copy_get(pg, pool->nd));
+	frame_seal(pool, f, pg);
 	assert_int_equal(frame_word_of(pool, f), word);
 }
 
@@ -106,18 +107,18 @@ static void isolation_puts_a_pinned_frame_back_as_it_was(void **state)
 
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	word = frame_word_of(pool, f);
 	mr_pin(a, f, 1);
 	assert_true(frame_busy(pool, f));
 	assert_false(frame_isolate(pool, f));
 	assert_int_equal(frame_word_of(pool, f), word);
-	assert_int_equal(pg->copy[0].state, COPY_READY);
+	assert_int_equal(copy_at(pg, 0)->state, COPY_READY);
 	assert_int_equal(rig.mm->node[0].c.isolate_pinned, 1);
 	mr_pin(a, f, -1);
 	assert_true(frame_isolate(pool, f));
 	assert_int_equal(state_of(f), FRAME_ISOLATED);
-	assert_int_equal(pg->copy[0].state, COPY_NONE);
+	assert_int_equal(copy_at(pg, 0)->state, COPY_NONE);
 	frame_put(pool, f);
 	page_put(pg);
 }
@@ -129,14 +130,14 @@ static void reference_keeps_a_frame_without_isolating_it(void **state)
 
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	frame_ref(pool, f);
 	assert_false(frame_isolate(pool, f));
 	assert_int_equal(rig.mm->node[0].c.isolate_pinned, 0);
 	frame_unref(pool, f);
-	pg->copy[0].refs = 1;
+	copy_at(pg, 0)->refs = 1;
 	assert_false(frame_isolate(pool, f));
-	pg->copy[0].refs = 0;
+	copy_at(pg, 0)->refs = 0;
 	assert_true(frame_isolate(pool, f));
 	frame_put(pool, f);
 	page_put(pg);
@@ -150,7 +151,7 @@ static void pins_of_every_window_count(void **state)
 	mr_attach(b, "frames", 16384);
 	mr_win(b, 0);
 	mr_put(a, 1, 0, 1);
-	f = mr_page(a, 1, 0)->copy[0].frame;
+	f = copy_at(mr_page(a, 1, 0), 0)->frame;
 	mr_pin(a, f, 3);
 	mr_pin(b, f, 2);
 	assert_int_equal(frame_pins(pool, f), 5);
@@ -167,7 +168,7 @@ static void record_is_whole_while_ready_and_void_after(void **state)
 
 	mr_put(a, 1, 0, 2);
 	pg = mr_page(a, 1, 1);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	r = &pool->record[f];
 	assert_int_equal(r->crc, kvmm_crc32c(0, r,
 					     offsetof(struct frame_record, crc)));

@@ -38,7 +38,7 @@ static void extents_go_back_oldest_first(void **state)
 {
 	struct rig_client *c = filled();
 	uint64_t had = rig.host->used;
-	uint32_t frame = mr_page(c, 1, 0)->copy[0].frame;
+	uint32_t frame = copy_at(mr_page(c, 1, 0), 0)->frame;
 
 	assert_true(had >= 6u << 20);
 	mr_pin(c, frame, 1);

@@ -46,7 +46,7 @@ static bool line_of(struct page *pg, uint8_t node, struct index_hit *hit)
 
 static bool written_down(void *arg)
 {
-	return ((struct page *)arg)->copy[1].state == COPY_READY;
+	return copy_at((struct page *)arg, 1)->state == COPY_READY;
 }
 
 static void write_down(struct page *pg)
@@ -63,13 +63,13 @@ static void children_are_counted_where_they_are(void **state)
 	head = mr_page(a, 1, 0);
 	tail = mr_page(a, 1, 1);
 	assert_int_equal(head->nr_bound, 1);
-	assert_int_equal(head->copy[0].nr_bound, 1);
-	assert_int_equal(head->copy[1].nr_bound, 0);
+	assert_int_equal(copy_at(head, 0)->nr_bound, 1);
+	assert_int_equal(copy_at(head, 1)->nr_bound, 0);
 	write_down(tail);	/* takes its parent along */
-	assert_int_equal(head->copy[1].nr_bound, 1);
-	assert_int_equal(head->copy[1].state, COPY_READY);
+	assert_int_equal(copy_at(head, 1)->nr_bound, 1);
+	assert_int_equal(copy_at(head, 1)->state, COPY_READY);
 	page_drop_copy(tail, hi);
-	assert_int_equal(head->copy[0].nr_bound, 0);
+	assert_int_equal(copy_at(head, 0)->nr_bound, 0);
 	assert_int_equal(head->nr_bound, 1);
 }
 
@@ -104,14 +104,14 @@ static void doomed_copy_is_no_copy_below(void **state)
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
 	write_down(pg);
-	pg->copy[1].refs = 1;		/* a read of it is under way */
+	copy_at(pg, 1)->refs = 1;		/* a read of it is under way */
 	page_drop_copy(pg, lo);
-	assert_int_equal(pg->copy[1].state, COPY_READY);
+	assert_int_equal(copy_at(pg, 1)->state, COPY_READY);
 	assert_int_equal(pool->nr_dirty, 1);
 	assert_false(page_has_below(pg, hi));
 	assert_null(page_source(pg, hi));
 	assert_false(line_of(pg, INDEX_NODE_BELOW, &hit));
-	pg->copy[1].refs = 0;
+	copy_at(pg, 1)->refs = 0;
 	page_drop_copy(pg, lo);
 }
 
@@ -123,10 +123,10 @@ static void bad_page_is_found_by_nobody_and_may_be_made_again(void **state)
 
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	mr_pin(a, f, 1);
 	page_drop_all(pg);
-	assert_int_equal(pg->copy[0].state, COPY_READY);
+	assert_int_equal(copy_at(pg, 0)->state, COPY_READY);
 	assert_null(mr_page(a, 1, 0));
 	assert_false(line_of(pg, 0, &hit));
 	mr_put(a, 1, 0, 1);
@@ -139,7 +139,7 @@ static void bad_page_is_found_by_nobody_and_may_be_made_again(void **state)
 	frame_put(pool, f);
 	page_put(pg);
 	assert_true(line_of(again, 0, &hit));
-	assert_int_equal(hit.frame, again->copy[0].frame);
+	assert_int_equal(hit.frame, copy_at(again, 0)->frame);
 }
 
 static void loading_shows_as_pending(void **state)
@@ -153,7 +153,7 @@ static void loading_shows_as_pending(void **state)
 	pg = mr_page(a, 1, 0);
 	write_down(pg);
 	page_drop_copy(pg, hi);
-	assert_int_equal(pg->copy[0].state, COPY_NONE);
+	assert_int_equal(copy_at(pg, 0)->state, COPY_NONE);
 	assert_false(line_of(pg, 0, &hit));
 	assert_true(line_of(pg, INDEX_NODE_BELOW, &hit));
 	assert_int_equal(hit.flags & INDEX_PENDING, 0);
@@ -247,7 +247,7 @@ static void bad_pages_of_one_key_do_not_share_a_chain(void **state)
 	mr_key(key.key, 1, 0);
 	for (i = 0; i < n; i++) {
 		mr_put(a, 1, 0, 1);
-		mr_pin(a, mr_page(a, 1, 0)->copy[0].frame, 1);
+		mr_pin(a, copy_at(mr_page(a, 1, 0), 0)->frame, 1);
 		mm_report(a->mc, a->space, &key, RING_UNDO);
 		assert_null(mr_page(a, 1, 0));
 	}

@@ -536,7 +536,7 @@ static void page_may_be_published_again_after_it_left(void **state)
 
 	mr_put(a, 1, 0, 1);
 	pg = mr_page(a, 1, 0);
-	f = pg->copy[0].frame;
+	f = copy_at(pg, 0)->frame;
 	assert_true(frame_isolate(pool, f));
 	frame_put(pool, f);
 	page_put(pg);

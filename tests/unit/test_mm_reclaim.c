@@ -60,7 +60,7 @@ static bool in_dram(uint32_t chain, uint32_t i)
 
 static uint32_t frame_of(unsigned int group, uint32_t chain, uint32_t i)
 {
-	return rig_page(r, group, chain, i)->copy[RIG_DRAM].frame;
+	return copy_at(rig_page(r, group, chain, i), RIG_DRAM)->frame;
 }
 
 /* -- order ----------------------------------------------------------------------- */
@@ -642,7 +642,7 @@ static void a_touch_of_what_the_frame_no_longer_holds_is_ignored(void **state)
 	sqe.expect_ms = 1000;
 	mm_touch(r->w[0], &sqe);
 	assert_int_equal(dram()->pgtouch, 3);
-	assert_true(rig_page(r, RIG_FULL, 1, 0)->copy[RIG_DRAM].pol.flags &
+	assert_true(copy_at(rig_page(r, RIG_FULL, 1, 0), RIG_DRAM)->pol.flags &
 		    KVMM_POLICY_CONTINUES);
 	rig_check(r);
 }
@@ -698,9 +698,9 @@ static void model_pin(struct model *m)
 		return;
 	i = rng_below(&m->rng, m->len[c]);
 	pg = rig_page(r, RIG_FULL, c, i);
-	if (!pg || pg->copy[RIG_DRAM].state != COPY_READY)
+	if (!pg || copy_at(pg, RIG_DRAM)->state != COPY_READY)
 		return;
-	m->pinned[k].frame = pg->copy[RIG_DRAM].frame;
+	m->pinned[k].frame = copy_at(pg, RIG_DRAM)->frame;
 	m->pinned[k].chain = c;
 	m->pinned[k].i = i;
 	rig_pin(r, RIG_FULL, m->pinned[k].frame, 1);

@@ -96,6 +96,26 @@ static void pages_spill_to_the_file_and_come_back(void **state)
 	rig_check(r);
 }
 
+static void pages_are_found_again_after_a_restart(void **state)
+{
+	uint32_t n;
+
+	fill(0, CHAINS);
+	rig_push_down(r, RIG_FULL);
+	n = fetch_all(0, CHAINS);
+	rig_push_down(r, RIG_FULL);
+	rig_stop(r);
+	start(UINT64_C(32) << 20);
+	assert_int_equal(r->nvme->state, NODE_ONLINE);
+	assert_true(rig_count(r, RIG_NVME)->pgrecover >= n);
+	assert_int_equal(rig_count(r, RIG_NVME)->recover_orphan, 0);
+	rig_check(r);
+	assert_int_equal(fetch_all(0, CHAINS), n);
+	assert_int_equal(rig_count(r, RIG_NVME)->pgcrc_fail, 0);
+	rig_settle(r, 1000);
+	rig_check(r);
+}
+
 static void flipped_bits_are_misses_and_never_served(void **state)
 {
 	uint32_t n;
@@ -226,6 +246,7 @@ int main(void)
 #define T(name)	cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
 		T(pages_spill_to_the_file_and_come_back),
+		T(pages_are_found_again_after_a_restart),
 		T(flipped_bits_are_misses_and_never_served),
 		T(a_failing_device_costs_hits_and_nothing_else),
 		T(a_stalled_device_makes_misses_in_time),

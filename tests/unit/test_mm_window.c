@@ -315,7 +315,7 @@ static void pins_of_a_closed_window_still_count(void **state)
 	uint32_t f;
 
 	mr_put(a, 1, 0, 1);
-	f = mr_page(a, 1, 0)->copy[0].frame;
+	f = copy_at(mr_page(a, 1, 0), 0)->frame;
 	mr_pin(a, f, 1);
 	mm_win_close(w);
 	assert_null(mm_win_get(a->mc, 0));
@@ -366,8 +366,8 @@ static void closed_window_ends_with_its_last_pin(void **state)
 	int i;
 
 	mr_put(a, 1, 0, 2);
-	f = mr_page(a, 1, 0)->copy[0].frame;
-	g = mr_page(a, 1, 1)->copy[0].frame;
+	f = copy_at(mr_page(a, 1, 0), 0)->frame;
+	g = copy_at(mr_page(a, 1, 1), 0)->frame;
 	mr_pin(a, f, 1);
 	mr_pin(a, g, 2);
 	mm_win_close(w);
@@ -558,7 +558,7 @@ static void reserve_ends_with_what_could_use_it(void **state)
 
 	/* a pin keeps the window in the list */
 	mr_put(a, 1, 0, 1);
-	f = mr_page(a, 1, 0)->copy[0].frame;
+	f = copy_at(mr_page(a, 1, 0), 0)->frame;
 	assert_int_equal(mm_reserve(a->mc, a->space, 0, 0, all, &e), 0);
 	mr_pin(a, f, 1);
 	mm_win_close(a->win);

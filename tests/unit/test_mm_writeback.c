@@ -258,7 +258,7 @@ static void a_breach_of_a_pinned_page_is_a_miss_at_once(void **state)
 
 	crc_start(true);
 	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 1), 1);
-	f = rig_page(r, RIG_FULL, 1, 0)->copy[RIG_DRAM].frame;
+	f = copy_at(rig_page(r, RIG_FULL, 1, 0), RIG_DRAM)->frame;
 	rig_pin(r, RIG_FULL, f, 1);
 	rig_breach(r, RIG_FULL, 1, 0, RIG_DRAM);
 	assert_int_equal(write_down(1, 0), 1);

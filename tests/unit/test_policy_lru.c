@@ -55,7 +55,8 @@ static int teardown(void **state)
 static void add(struct core *c, unsigned int i)
 {
 	memset(c->pg[i].priv, 0, sizeof(c->pg[i].priv));
-	c->pol->add(c->inst, &c->pg[i]);
+	c->pol->add(c->inst, &c->pg[i],
+		    &(struct kvmm_policy_facts){ .pos = i });
 	c->there[i] = true;
 }
 

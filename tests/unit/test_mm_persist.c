@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a block node finds again after a restart, seen from mm: pages, their
+ * spaces, and nothing that must not be there.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/mm/tier.h"
+#include "ipc/base/clock.h"
+#include "tests/lib/tier_rig.h"
+#include "tests/lib/unit.h"
+
+#define LEN	12u
+#define DISK	(UINT64_C(4) << 20)
+
+static struct fake_disk disk;
+static struct rig rig;
+static struct rig *const r = &rig;
+static struct rig_opts opts;
+
+static int setup(void **state)
+{
+	opts = (struct rig_opts){
+		.dram_bytes = 64 * 4096, .nvme_bytes = DISK, .disk = &disk,
+		.direct_reclaim_ns = 2 * NSEC_PER_SEC,
+	};
+	fake_disk_init(&disk, DISK);
+	rig_start(r, &opts);
+	rig_recover(r);
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	rig_stop(r);
+	fake_disk_fini(&disk);
+	return 0;
+}
+
+/* Memory is gone, the disk is there. */
+static void again(void)
+{
+	rig_start(r, &opts);
+	rig_recover(r);
+	rig_check(r);
+}
+
+static void fill(unsigned int group, uint32_t chain, uint32_t n)
+{
+	assert_int_equal(rig_publish_chain(r, group, chain, n), n);
+	rig_push_down(r, group);
+	rig_settle(r, 1000);
+	rig_check(r);
+}
+
+static const struct mm_counters *count(void)
+{
+	return rig_count(r, RIG_NVME);
+}
+
+static void pages_are_found_again_after_an_orderly_end(void **state)
+{
+	fill(RIG_FULL, 1, LEN);
+	fill(RIG_WINDOW, 2, LEN);
+	fill(RIG_BIG, 3, 4);
+	rig_stop(r);
+	again();
+	assert_int_equal(count()->pgrecover, 2 * LEN + 4);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN);
+	assert_int_equal(rig_fetch_check(r, RIG_WINDOW, 2, 0, LEN), LEN);
+	assert_int_equal(rig_fetch_check(r, RIG_BIG, 3, 0, 4), 4);
+	rig_check(r);
+}
+
+static void pages_are_found_again_after_a_death(void **state)
+{
+	fill(RIG_FULL, 1, LEN);
+	rig_die(r, NULL);
+	again();
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN);
+	rig_check(r);
+}
+
+static void what_a_page_is_comes_back_with_it(void **state)
+{
+	struct page *pg;
+
+	opts.crc = true;
+	rig_stop(r);
+	rig_start(r, &opts);
+	rig_recover(r);
+	fill(RIG_FULL, 1, 2);
+	rig_die(r, NULL);
+	again();
+	pg = rig_page(r, RIG_FULL, 1, 1);
+	assert_non_null(pg);
+	assert_ptr_equal(pg->parent, rig_page(r, RIG_FULL, 1, 0));
+	assert_int_equal(pg->pos, 16);
+	assert_true(pg->flags & PAGE_CRC);
+	assert_true(pg->flags & PAGE_BOUND);
+	assert_false(pg->parent->flags & PAGE_ROOT);
+}
+
+static void unflushed_tail_is_lost_in_one_piece(void **state)
+{
+	uint32_t i, n;
+
+	fill(RIG_FULL, 1, 6);
+	r->blk->hold_flush = true;
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 2, 6), 6);
+	rig_push_down(r, RIG_FULL);
+	/* three of six records get onto the medium */
+	disk.flushed += 3;
+	rig_die(r, NULL);
+	again();
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 6), 6);
+	for (n = 0; rig_page(r, RIG_FULL, 2, n); n++)
+		;
+	assert_int_equal(n, 3);
+	for (i = n; i < 6; i++)
+		assert_null(rig_page(r, RIG_FULL, 2, i));
+}
+
+static void data_that_was_lost_is_a_miss(void **state)
+{
+	fill(RIG_FULL, 1, LEN);
+	fake_blk_flip(r->blk);
+	rig_die(r, NULL);
+	again();
+	assert_int_equal(count()->pgrecover, LEN);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 1), 0);
+	rig_settle(r, 1000);
+	rig_check(r);
+	/* and with it went what hung on it, on the disk, too */
+	assert_null(rig_page(r, RIG_FULL, 1, LEN - 1));
+	rig_die(r, NULL);
+	assert_int_equal(fake_disk_records(&disk), 0);
+	again();
+}
+
+static int readonly(const char *tenant)
+{
+	assert_string_equal(tenant, "default");
+	return KVMM_MODE_READONLY;
+}
+
+static void space_is_found_without_a_client(void **state)
+{
+	fill(RIG_FULL, 1, LEN);
+	rig_stop(r);
+	opts.no_client = true;
+	opts.found = readonly;
+	again();
+	assert_non_null(r->sp);
+	assert_int_equal(mm_space_mode(r->sp), KVMM_MODE_READONLY);
+	assert_int_equal(r->sp->nr_pages, LEN);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_extents, 0);
+	rig_run(r, 20);
+	assert_int_equal(r->sp->nr_pages, LEN);
+	/* its first client gets it with all that is in it */
+	rig_attach(r);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN);
+	rig_check(r);
+}
+
+static void label_goes_with_its_space(void **state)
+{
+	uint32_t i;
+
+	fill(RIG_FULL, 1, LEN);
+	assert_int_equal(fake_disk_labels(&disk), 1);
+	for (i = LEN; i-- > 0;)
+		page_drop_all(rig_page(r, RIG_FULL, 1, i));
+	assert_int_equal(fake_disk_labels(&disk), 1);
+	rig_client_exit(r);
+	rig_run(r, 50);
+	assert_true(list_empty(&r->mm->spaces));
+	assert_int_equal(fake_disk_labels(&disk), 0);
+	assert_int_equal(fake_disk_records(&disk), 0);
+}
+
+static void label_without_pages_goes_after_recovery(void **state)
+{
+	fill(RIG_FULL, 1, 1);
+	r->blk->hold_flush = true;
+	disk.flushed = 1;		/* the label */
+	rig_die(r, NULL);
+	assert_int_equal(fake_disk_labels(&disk), 1);
+	opts.no_client = true;
+	rig_start(r, &opts);
+	rig_recover(r);
+	rig_run(r, 50);
+	assert_true(list_empty(&r->mm->spaces));
+	assert_int_equal(fake_disk_labels(&disk), 0);
+}
+
+static int nobody(const char *tenant)
+{
+	return -ENOENT;
+}
+
+static void space_of_a_tenant_that_is_gone_is_given_up(void **state)
+{
+	fill(RIG_FULL, 1, LEN);
+	rig_stop(r);
+	opts.no_client = true;
+	opts.found = nobody;
+	rig_start(r, &opts);
+	rig_recover(r);
+	assert_true(list_empty(&r->mm->spaces));
+	assert_int_equal(count()->recover_label, LEN);
+	assert_int_equal(count()->pgrecover, 0);
+	assert_non_null(strstr(r->said, "1 spaces given up"));
+	assert_int_equal(fake_disk_labels(&disk), 0);
+	assert_int_equal(fake_disk_records(&disk), 0);
+	assert_int_equal(r->nvme->used, 0);
+}
+
+static void page_that_was_published_meanwhile_gets_its_copy(void **state)
+{
+	fill(RIG_FULL, 1, 3);
+	rig_die(r, NULL);
+	opts.hold = true;
+	rig_start(r, &opts);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 2), 2);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_dirty, 2);
+	rig_recover(r);
+	assert_int_equal(count()->pgrecover, 3);
+	assert_int_equal(r->sp->nr_pages, 3);
+	assert_int_equal(rig_pool(r, RIG_FULL, RIG_DRAM)->nr_dirty, 0);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 3), 3);
+}
+
+static void nothing_is_read_or_written_before_all_is_found(void **state)
+{
+	struct rig_answer a;
+
+	fill(RIG_FULL, 1, 3);
+	rig_die(r, NULL);
+	opts.hold = true;
+	rig_start(r, &opts);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 2, 2), 2);
+	rig_run(r, 20);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 3), 0);
+	assert_int_equal(page_writeback(rig_page(r, RIG_FULL, 2, 0),
+					&r->mm->node[RIG_DRAM],
+					NODE_PRIO_WRITEBACK), -EAGAIN);
+	/* one that is known already and cannot be read yet is a miss, too */
+	r->blk->hold_recovery = false;
+	rig_poll(r);
+	r->blk->hold_recovery = true;
+	rig_poll(r);
+	assert_true(rig_answer(r, rig_fetch(r, RIG_FULL, 1, 0, 1, 100), 500,
+			       &a));
+	assert_true(a.res[0].result < 0);
+	rig_check(r);
+	rig_recover(r);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 3), 3);
+}
+
+static void bad_page_is_not_found_again_while_it_is_read(void **state)
+{
+	struct ring_key k = { .group = RIG_FULL };
+	struct rig_answer a;
+	uint64_t tag;
+
+	fill(RIG_FULL, 1, 3);
+	r->blk->hold[NODE_READ] = true;
+	tag = rig_fetch(r, RIG_FULL, 1, 1, 1, 5000);
+	rig_poll(r);
+	rig_key(1, 1, k.key);
+	mm_report(r->c, r->sp, &k, KVMM_BAD);
+	fake_blk_flush(r->blk);
+	assert_int_equal(fake_disk_records(&disk), 1);
+	rig_check(r);
+	r->blk->hold[NODE_READ] = false;
+	assert_true(rig_answer(r, tag, 5000, &a));
+	rig_answer_put(r, &a);
+	rig_die(r, NULL);
+	again();
+	assert_non_null(rig_page(r, RIG_FULL, 1, 0));
+	assert_null(rig_page(r, RIG_FULL, 1, 1));
+	assert_null(rig_page(r, RIG_FULL, 1, 2));
+}
+
+static void pages_wait_while_the_journal_is_full(void **state)
+{
+	struct mm_node *dram = &r->mm->node[RIG_DRAM];
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, LEN), LEN);
+	r->blk->journal_full = true;
+	assert_int_equal(page_writeback(rig_page(r, RIG_FULL, 1, LEN - 1), dram,
+					NODE_PRIO_WRITEBACK), -EBUSY);
+	rig_push_down(r, RIG_FULL);
+	assert_int_equal(rig_count(r, RIG_DRAM)->pgdrop_gone, 0);
+	r->blk->journal_full = false;
+	rig_push_down(r, RIG_FULL);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN);
+	rig_check(r);
+}
+
+static void label_is_asked_for_again_unless_there_is_no_room(void **state)
+{
+	struct mm_node *dram = &r->mm->node[RIG_DRAM];
+
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 2), 2);
+	r->blk->label_err = -EAGAIN;
+	assert_int_equal(page_writeback(rig_page(r, RIG_FULL, 1, 1), dram,
+					NODE_PRIO_WRITEBACK), -EBUSY);
+	assert_int_equal(fake_blk_slots(r->blk), 0);
+	r->blk->label_err = -ENOSPC;
+	rig_push_down(r, RIG_FULL);
+	assert_non_null(strstr(r->said, "no label"));
+	/* good until the restart, and then not there */
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 2), 2);
+	assert_int_equal(fake_disk_records(&disk), 0);
+	rig_check(r);
+}
+
+static void checkpoint_holds_what_there_is(void **state)
+{
+	uint32_t i;
+
+	fill(RIG_FULL, 1, LEN);
+	fill(RIG_BIG, 2, 3);
+	for (i = LEN; i-- > LEN / 2;)
+		page_drop_all(rig_page(r, RIG_FULL, 1, i));
+	fake_blk_checkpoint(r->blk, NULL, NULL);
+	assert_int_equal(r->blk->nr_again, LEN / 2 + 3);
+	assert_int_equal(disk.nr, 1 + LEN / 2 + 3);
+	rig_die(r, NULL);
+	again();
+	assert_int_equal(count()->pgrecover, LEN / 2 + 3);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN / 2);
+	assert_int_equal(rig_fetch_check(r, RIG_BIG, 2, 0, 3), 3);
+}
+
+/* -- a log that is not what it ought to be --------------------------------------- */
+
+/* The @nth record of the log. */
+static struct node_record *record(unsigned int nth)
+{
+	unsigned int i;
+
+	for (i = 0; i < disk.nr; i++)
+		if (disk.said[i].what == FAKE_ADD && !nth--)
+			return &disk.said[i].rec;
+	fail_msg("no such record");
+	return NULL;
+}
+
+static void forget(unsigned int nth)
+{
+	struct node_record *rec = record(nth);
+
+	rec->slot.off = DISK - 4096;	/* newer ones of that slot come */
+	rec->slot.seq = 0;
+	memset(rec->meta, 0, sizeof(rec->meta));
+}
+
+static void page_without_its_parent_is_not_taken(void **state)
+{
+	fill(RIG_FULL, 1, 6);
+	fill(RIG_FULL, 2, 2);
+	rig_stop(r);
+	forget(2);
+	again();
+	assert_int_equal(count()->recover_orphan, 3);
+	assert_int_equal(count()->pgrecover, 4);
+	assert_non_null(rig_page(r, RIG_FULL, 1, 1));
+	assert_null(rig_page(r, RIG_FULL, 1, 3));
+	assert_int_equal(fake_blk_slots(r->blk), 4);
+	rig_stop(r);
+	assert_int_equal(fake_disk_records(&disk), 4);
+	again();
+	assert_int_equal(count()->recover_orphan, 0);
+}
+
+static void parent_that_is_in_memory_only_is_no_parent_on_disk(void **state)
+{
+	fill(RIG_FULL, 1, 3);
+	rig_stop(r);
+	forget(0);
+	opts.hold = true;
+	rig_start(r, &opts);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 2), 2);
+	rig_recover(r);
+	assert_int_equal(count()->recover_orphan, 2);
+	assert_int_equal(count()->pgrecover, 0);
+	rig_check(r);
+}
+
+static void window_page_needs_no_parent(void **state)
+{
+	fill(RIG_WINDOW, 1, 4);
+	rig_stop(r);
+	forget(1);
+	again();
+	assert_int_equal(count()->pgrecover, 3);
+	assert_null(rig_page(r, RIG_WINDOW, 1, 2)->parent);
+	assert_int_equal(rig_fetch_check(r, RIG_WINDOW, 1, 0, 4), 3);
+}
+
+static void newer_record_of_a_page_holds(void **state)
+{
+	struct fake_said old;
+	unsigned int i;
+
+	fill(RIG_FULL, 1, 2);
+	/* the slot's removal gets lost, and the page is written elsewhere */
+	for (i = 0; disk.said[i].rec.slot.seq != record(1)->slot.seq; i++)
+		;
+	old = disk.said[i];
+	page_drop_all(rig_page(r, RIG_FULL, 1, 1));
+	fill(RIG_FULL, 1, 2);
+	rig_stop(r);
+	for (i = 0; i < disk.nr; i++)
+		if (disk.said[i].what == FAKE_DEL)
+			disk.said[i].rec.slot.seq = 0;
+	assert_int_equal(fake_disk_records(&disk), 3);
+	again();
+	assert_int_equal(count()->recover_old, 1);
+	assert_int_equal(fake_blk_slots(r->blk), 2);
+	assert_true(copy_at(rig_page(r, RIG_FULL, 1, 1), RIG_NVME)->slot.seq >
+		    old.rec.slot.seq);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 2), 2);
+	rig_stop(r);
+	assert_int_equal(fake_disk_records(&disk), 2);
+	again();
+}
+
+/* Bytes of the record's meta as persist.c lays them out. */
+#define META_LABEL	64
+#define META_RAW	68
+#define META_GROUP	84
+#define META_FLAGS	86
+#define META_FORMAT	87
+
+static void records_that_make_no_sense_are_not_taken(void **state)
+{
+	fill(RIG_WINDOW, 1, 7);
+	rig_stop(r);
+	record(0)->meta[META_LABEL]++;
+	record(1)->meta[META_RAW] ^= 1;
+	record(2)->meta[META_GROUP] = 9;
+	record(3)->meta[META_FLAGS] |= 0x80;
+	record(4)->meta[META_FORMAT] = 3;
+	record(5)->meta[META_GROUP] = RIG_BIG;
+	again();
+	assert_int_equal(count()->recover_label, 1);
+	assert_int_equal(count()->recover_bad, 5);
+	assert_int_equal(count()->pgrecover, 1);
+	assert_int_equal(fake_blk_slots(r->blk), 1);
+}
+
+static void labels_that_make_no_sense_are_not_taken(void **state)
+{
+	size_t len, i;
+	uint8_t *b;
+
+	fill(RIG_FULL, 1, 2);
+	rig_stop(r);
+	for (i = 0; disk.said[i].what != FAKE_LABEL; i++)
+		;
+	b = disk.said[i].bytes;
+	len = disk.said[i].len;
+	opts.no_client = true;
+	/* each byte of its head and of the descriptor's, and all lengths */
+	for (i = 0; i < 64; i++) {
+		struct fake_said *s = &disk.said[0];
+		unsigned int nr = disk.nr;
+
+		assert_ptr_equal(s->bytes, b);
+		b[i] ^= 0xff;
+		rig_start(r, &opts);
+		rig_recover(r);
+		fake_blk_die(r->blk, NULL);
+		disk.nr = nr;
+		rig_stop(r);
+		b[i] ^= 0xff;
+	}
+	for (i = 0; i < len; i += 7) {
+		unsigned int nr = disk.nr;
+
+		disk.said[0].len = i;
+		rig_start(r, &opts);
+		rig_recover(r);
+		assert_true(list_empty(&r->mm->spaces));
+		fake_blk_die(r->blk, NULL);
+		disk.nr = nr;
+		rig_stop(r);
+	}
+	disk.said[0].len = len;
+	again();
+	assert_int_equal(count()->pgrecover, 2);
+}
+
+static void end_in_the_middle_loses_nothing(void **state)
+{
+	unsigned int rounds, i;
+
+	fill(RIG_FULL, 1, 40);
+	rig_stop(r);
+	for (rounds = 0; rounds < 4; rounds++) {
+		opts.hold = true;
+		rig_start(r, &opts);
+		r->blk->hold_recovery = false;
+		for (i = 0; i < rounds; i++)
+			rig_poll(r);
+		rig_stop(r);
+		assert_int_equal(fake_disk_records(&disk), 40);
+	}
+	opts.hold = false;
+	again();
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, 40), 40);
+}
+
+static void recovery_that_fails_is_said_and_the_node_serves(void **state)
+{
+	fill(RIG_FULL, 1, 2);
+	rig_stop(r);
+	rig_start(r, &opts);
+	/* the first round has been: not with anything of it */
+	rig_stop(r);
+	opts.hold = true;
+	rig_start(r, &opts);
+	r->blk->recover_err = -EIO;
+	rig_recover(r);
+	assert_non_null(strstr(r->said, "could not be found again"));
+	fill(RIG_FULL, 9, 2);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 9, 0, 2), 2);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
+		T(pages_are_found_again_after_an_orderly_end),
+		T(pages_are_found_again_after_a_death),
+		T(what_a_page_is_comes_back_with_it),
+		T(unflushed_tail_is_lost_in_one_piece),
+		T(data_that_was_lost_is_a_miss),
+		T(space_is_found_without_a_client),
+		T(label_goes_with_its_space),
+		T(label_without_pages_goes_after_recovery),
+		T(space_of_a_tenant_that_is_gone_is_given_up),
+		T(page_that_was_published_meanwhile_gets_its_copy),
+		T(nothing_is_read_or_written_before_all_is_found),
+		T(bad_page_is_not_found_again_while_it_is_read),
+		T(pages_wait_while_the_journal_is_full),
+		T(label_is_asked_for_again_unless_there_is_no_room),
+		T(checkpoint_holds_what_there_is),
+		T(page_without_its_parent_is_not_taken),
+		T(parent_that_is_in_memory_only_is_no_parent_on_disk),
+		T(window_page_needs_no_parent),
+		T(newer_record_of_a_page_holds),
+		T(records_that_make_no_sense_are_not_taken),
+		T(labels_that_make_no_sense_are_not_taken),
+		T(end_in_the_middle_loses_nothing),
+		T(recovery_that_fails_is_said_and_the_node_serves),
+#undef T
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
