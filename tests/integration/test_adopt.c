@@ -535,6 +535,111 @@ static void an_engine_stays_one(void **state)
 	ta_check(&f->d);
 }
 
+/* Frames with a part for each rank: both parts are there, and both ranks. */
+static void so_does_one_on_a_gang(void **state)
+{
+	struct kvmm_engine e[2] = { member_of(0), member_of(1) };
+	struct tc_opts o[2] = {
+		{ .engine = &e[0], .world = 2, .node = "gang0" },
+		{ .engine = &e[1], .world = 2, .node = "gang0" },
+	};
+	struct td_opts opts = kept_opts;
+	struct fx *f = *state;
+	struct tc *c = f->c;
+	struct t_wait w = t_wait_begin(LONG_WAIT);
+	kvmm_frame_t frame[8];
+	struct kvmm_pub pub[8];
+	struct kvmm_req *rq;
+	struct kvmm_done d;
+	unsigned int i, k;
+
+	opts.gang = 2;
+	opts.gang_bytes = 32 * MIB;
+	fx_start(f, &opts);
+	for (i = 0; i < 2; i++)
+		tc_open(&c[i], f->d.socket, &o[i]);
+	rq = tc_req(&c[0], 1);
+	while (kvmm_alloc(rq, 0, c[0].node, 8, frame, 0) == -EAGAIN) {
+		T_CHECK(t_wait_more(&w));
+		for (i = 0; i < 2; i++)
+			tc_sync(&c[i], 0);
+		tc_poll(&c[0]);
+	}
+	for (i = 0; i < 8; i++) {
+		tc_pub(&c[0], &pub[i], 1, i, TC_FULL, frame[i], 0);
+		for (k = 0; k < 2; k++)
+			tc_fill(&c[k], 0, frame[i], &pub[i].key);
+	}
+	T_OK(kvmm_publish(rq, c[0].node, pub, 8, 5));
+	T_CHECK(tc_wait(&c[0], 5, &d, LONG_WAIT));
+	T_EQ(d.result, 0);
+	for (k = 0; k < 2; k++) {
+		crash(f, k == 0);
+		for (i = 0; i < 2; i++)
+			T_WAIT(LONG_WAIT, back(&c[i], k));
+		for (i = 0; i < 2; i++)
+			T_EQ(tc_hits(&c[i], 1, 8), 8);
+	}
+	tc_end(rq);
+	ta_check(&f->d);
+}
+
+/* -- with a disk below ---------------------------------------------------------------- */
+
+#define DISK_CHAINS	48u
+#define DISK_PAGES	32u
+
+/* Pages that can be had, wherever they are; bytes are checked. */
+static unsigned int all_there(struct tc *c)
+{
+	unsigned int i, n = 0;
+
+	for (i = 0; i < DISK_CHAINS; i++) {
+		struct tc_got g = tc_get(c, 1 + i, DISK_PAGES, 5000);
+
+		n += g.resident + g.fetched;
+	}
+	return n;
+}
+
+/*
+ * Three times what fits into memory. Pages in memory whose parents are on the disk
+ * alone wait for those; and frames that the last one was reading into for its I/O.
+ */
+static void memory_and_disk_are_one_again(void **state)
+{
+	struct td_opts o = kept_opts;
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	unsigned int i, before, after;
+
+	o.dram_bytes = 32 * MIB;
+	o.nvme_bytes = 256 * MIB;
+	o.io_timeout = "5s";
+	o.config = "{\"timeouts\": {\"crash_window\": \"0s\", "
+		   "\"direct_reclaim\": \"1s\"}}";
+	fx_start(f, &o);
+	tc_open(c, f->d.socket, NULL);
+	for (i = 0; i < DISK_CHAINS; i++) {
+		T_EQ(tc_put(c, 1 + i, 0, DISK_PAGES), DISK_PAGES);
+		T_WAIT(LONG_WAIT, !ta_node(&f->d, "nvme0", "write.inflight") &&
+				  !ta_node(&f->d, "nvme0", "write.queued"));
+	}
+	before = all_there(c);
+	T_CHECK(before >= DISK_CHAINS * DISK_PAGES * 9 / 10, "%u", before);
+	/* what is on its way to the disk may be lost, no more */
+	crash_and_back(f, c);
+	fx_online(&f->d);
+	ta_check(&f->d);
+	T_WAIT(LONG_WAIT, !adopted(f, "waiting"));
+	after = all_there(c);
+	T_CHECK(after * 100 >= before * 95, "%u of %u pages", after, before);
+	ta_check(&f->d);
+	tc_close(c);
+	ta_baseline(&f->d, BACK_MS);
+	fx_stop(f);
+}
+
 /* -- what was spoilt -------------------------------------------------------------------- */
 
 /* A file of the keeper's, by the name of its memory, mapped. */
@@ -668,6 +773,8 @@ int main(void)
 		FX_TEST(engines_work_on_through_crashes),
 		FX_TEST(who_died_meanwhile_holds_nothing),
 		FX_TEST(an_engine_stays_one),
+		FX_TEST(so_does_one_on_a_gang),
+		FX_TEST(memory_and_disk_are_one_again),
 		FX_TEST(a_spoilt_record_costs_a_page),
 		FX_TEST(without_a_state_all_begin_anew),
 	};
