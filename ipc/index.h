@@ -14,8 +14,15 @@
  * buckets. Probing goes round the first bucket from the home line,
  * then round the second from the other line: at most %INDEX_PROBES lines, so
  * nobody who chooses keys can make a reader walk. The same page has one line per
- * mappable node that holds it (@node = the node), and one line with @node =
- * %INDEX_NODE_BELOW as soon as a node that cannot be mapped holds it.
+ * mappable node that holds it (@node = the node).
+ *
+ * Below. As soon as a node that cannot be mapped holds a page, or a load of it is
+ * on its way, it has a word in a second table behind the lines. Pages there are
+ * many more than those in memory, and whoever finds one asks the daemon for it
+ * next, so little has to be said and a mistake costs a miss: a tag of the hash
+ * stands for the key, and one word is read whole without a version. Eight words
+ * are a bucket, one cache line; a page's word is in one of two buckets of the same
+ * memory page, of which each follows from the other and the tag.
  *
  * Versions. word0 holds a 32-bit version, odd while the daemon writes. A writer
  * stores word0 odd, then the other words with release, then word0 even with
@@ -46,19 +53,21 @@
 #define INDEX_PROBES		(2 * INDEX_BUCKET)
 #define INDEX_SPAN		64	/* lines in one memory page */
 #define INDEX_RETRIES		64
-#define INDEX_NODE_BELOW	0xff
+#define INDEX_NODE_BELOW	0xff	/* the hash of a word's */
+#define INDEX_WORDS		8	/* a bucket of them */
+#define INDEX_WORD_SPAN		512	/* words in one memory page */
 
-/* flags of a line */
+/* flags of a line, and of a word */
 #define INDEX_USED		1u
-#define INDEX_PENDING		2u	/* BELOW line: a load is on its way */
+#define INDEX_PENDING		2u	/* word: a load is on its way */
 
 /**
  * struct index_line - one entry
  * @word0:	version (low 32 bits), group (16), node (8), flags (8)
  * @key:	the page's key, as four little-endian words
- * @fword:	the frame's word as it must be for a hit; BELOW: node bitmap
- * @frame:	low half: frame number; BELOW: the node to load from.
- *		high half: cost_us, what recomputing the page costs
+ * @fword:	the frame's word as it must be for a hit
+ * @frame:	low half: frame number; high half: cost_us, what recomputing the
+ *		page costs
  * @aux:	low half: pos, first token's position; high half: raw bytes
  */
 struct index_line {
@@ -78,6 +87,7 @@ static_assert(sizeof(struct index_line) == 64, "shm ABI");
  * @epoch:	which of the space's indexes this is; starts at 1
  * @nr_lines:	a multiple of %INDEX_SPAN
  * @seed:	of the hash
+ * @nr_words:	behind the lines; a multiple of %INDEX_WORD_SPAN, 0: none
  */
 struct index {
 	uint64_t		magic;
@@ -85,14 +95,16 @@ struct index {
 	uint32_t		epoch;
 	uint64_t		nr_lines;
 	uint64_t		seed[2];
-	uint64_t		spare[507];
+	uint64_t		nr_words;
+	uint64_t		spare[506];
 	struct index_line	line[];
 };
 static_assert(sizeof(struct index) == 4096, "shm ABI");
 
-static inline uint64_t index_bytes(uint64_t nr_lines)
+static inline uint64_t index_bytes(uint64_t nr_lines, uint64_t nr_words)
 {
-	return sizeof(struct index) + nr_lines * sizeof(struct index_line);
+	return sizeof(struct index) + nr_lines * sizeof(struct index_line) +
+	       nr_words * sizeof(uint64_t);
 }
 
 /**
@@ -138,7 +150,10 @@ static inline uint64_t index_word0(uint32_t version, uint16_t group,
 	       (uint64_t)node << 48 | (uint64_t)flags << 56;
 }
 
-/* What a reader takes out of a line. */
+/*
+ * What a reader takes out of a line. Of a word: @fword are the nodes that have it,
+ * a bit each, @frame is the one to load from; @pos and @raw_bytes are 0.
+ */
 struct index_hit {
 	uint64_t	fword;
 	uint32_t	frame;
@@ -195,7 +210,7 @@ static inline bool index_read_line(const struct index_line *l,
 	return false;
 }
 
-/* Find (key, group) on @node, or below. At most INDEX_PROBES lines. */
+/* Find (key, group) on @node. At most INDEX_PROBES lines. */
 static inline bool index_find(const struct index *ix,
 			      struct index_hash h, const uint64_t key[4],
 			      uint16_t group, uint8_t node,
@@ -208,6 +223,119 @@ static inline bool index_find(const struct index *ix,
 				    node, hit))
 			return true;
 	return false;
+}
+
+/* -- words: what is below -------------------------------------------------------- */
+
+/*
+ * A word: flags (2), nodes (16), the node to load from (4), cost (12), tag (30).
+ * The cost is a number of 7 bits shifted by one of 5, rounded down.
+ */
+#define INDEX_TAG_BITS		30
+#define INDEX_TAG_SHIFT		(64 - INDEX_TAG_BITS)
+static_assert(KVMM_MAX_NODES <= 16, "a bit and a number of four bits for each");
+
+static inline uint64_t index_cost_pack(uint32_t us)
+{
+	unsigned int shift = 0;
+
+	while (us >> shift > 127)
+		shift++;
+	return us >> shift | shift << 7;
+}
+
+static inline uint32_t index_cost_unpack(uint64_t cost)
+{
+	return (uint32_t)(cost & 127) << (cost >> 7 & 31);
+}
+
+static inline uint64_t index_word(uint32_t tag, uint8_t flags, uint16_t nodes,
+				  uint8_t source, uint32_t cost_us)
+{
+	return (uint64_t)flags | (uint64_t)nodes << 2 |
+	       (uint64_t)(source & 15) << 18 | index_cost_pack(cost_us) << 22 |
+	       (uint64_t)tag << INDEX_TAG_SHIFT;
+}
+
+/**
+ * struct index_below - where a page's word may be
+ * @home:	first word of a bucket
+ * @other:	of the other one
+ * @tag:	what it must show
+ */
+struct index_below {
+	uint64_t home;
+	uint64_t other;
+	uint32_t tag;
+};
+
+/* The other bucket of a word with @tag that is in the one at @bucket. */
+static inline uint64_t index_below_other(uint64_t bucket, uint32_t tag)
+{
+	return bucket ^ (1 + tag % (INDEX_WORD_SPAN / INDEX_WORDS - 1)) *
+			INDEX_WORDS;
+}
+
+static inline struct index_below index_below(uint64_t nr_words,
+					     const uint64_t seed[2],
+					     const uint64_t key[4],
+					     uint16_t group)
+{
+	uint64_t h = key_mix(key, seed[0], seed[1],
+			     (uint32_t)group << 8 | INDEX_NODE_BELOW);
+	/* the high bits name the span, the low ones the bucket and the tag */
+	uint64_t span = (unsigned __int128)h * (nr_words / INDEX_WORD_SPAN) >>
+			64;
+	uint64_t home = span * INDEX_WORD_SPAN + h % INDEX_WORD_SPAN /
+			INDEX_WORDS * INDEX_WORDS;
+	uint32_t tag = h >> 9 & (((uint32_t)1 << INDEX_TAG_BITS) - 1);
+
+	return (struct index_below){
+		.home = home, .other = index_below_other(home, tag), .tag = tag,
+	};
+}
+
+static inline const _Atomic uint64_t *index_words(const struct index *ix,
+						  uint64_t nr_lines)
+{
+	return (const _Atomic uint64_t *)&ix->line[nr_lines];
+}
+
+/* Find a page below. At most two buckets. */
+static inline bool index_find_below(const _Atomic uint64_t *words,
+				    struct index_below h,
+				    struct index_hit *hit)
+{
+	unsigned int i;
+
+	for (i = 0; i < 2 * INDEX_WORDS; i++) {
+		uint64_t at = i < INDEX_WORDS ? h.home : h.other;
+		/* relaxed: all that it says is in this one word */
+		uint64_t w = atomic_load_explicit(&words[at + i % INDEX_WORDS],
+						  memory_order_relaxed);
+
+		if (!(w & INDEX_USED) || w >> INDEX_TAG_SHIFT != h.tag)
+			continue;
+		*hit = (struct index_hit){
+			.fword		= w >> 2 & 0xffff,
+			.frame		= w >> 18 & 15,
+			.cost_us	= index_cost_unpack(w >> 22 & 0xfff),
+			.flags		= w & 3,
+		};
+		return true;
+	}
+	return false;
+}
+
+/* The same for whoever made @ix, and believes what it says of itself. */
+static inline bool index_look_below(const struct index *ix,
+				    const uint64_t key[4], uint16_t group,
+				    struct index_hit *hit)
+{
+	return ix->nr_words &&
+	       index_find_below(index_words(ix, ix->nr_lines),
+				index_below(ix->nr_words, ix->seed, key, group),
+				hit);
 }
 
 #endif

@@ -130,10 +130,13 @@ static void page_elsewhere(struct kvmm_att *a, const struct kvmm_ixmap *x,
 
 	p->state = KVMM_MISS;
 	p->frame = 0;
-	if (index_find(x->ix, index_hash(x->nr_lines, x->seed, key, g->group,
-					 INDEX_NODE_BELOW),
-		       key, g->group, INDEX_NODE_BELOW, &h)) {
+	if (x->nr_words &&
+	    index_find_below(x->words, index_below(x->nr_words, x->seed, key,
+						   g->group), &h)) {
+		const struct desc *d = &a->sp->desc;
 		unsigned int from = h.frame;
+
+		h.raw_bytes = d->cls[d->group[g->group].class_ix].page_bytes;
 
 		/* the daemon's choice may have failed since */
 		for (i = 0; !node_serves(hdr, from) && i < KVMM_MAX_NODES; i++)

@@ -43,13 +43,18 @@ static int ixmap_create(int fd, uint64_t bytes, struct kvmm_ixmap **ret)
 	ix = x->shm.addr;
 	x->ix = ix;
 	x->nr_lines = ix->nr_lines;
+	x->nr_words = ix->nr_words;
 	x->seed[0] = ix->seed[0];
 	x->seed[1] = ix->seed[1];
 	err = -EPROTO;
 	if (ix->magic != KVMM_MAGIC_INDEX || ix->size != sizeof(*ix) ||
 	    !x->nr_lines || x->nr_lines % INDEX_SPAN ||
-	    x->nr_lines > (bytes - sizeof(*ix)) / sizeof(struct index_line))
+	    x->nr_lines > (bytes - sizeof(*ix)) / sizeof(struct index_line) ||
+	    x->nr_words % INDEX_WORD_SPAN ||
+	    x->nr_words > (bytes - index_bytes(x->nr_lines, 0)) /
+			  sizeof(uint64_t))
 		goto out_free;
+	x->words = index_words(ix, x->nr_lines);
 	*ret = x;
 	return 0;
 

@@ -13,12 +13,15 @@
 
 /**
  * struct kvmm_ixmap - a mapped index
+ * @words:	@nr_words of them, what is below
  */
 struct kvmm_ixmap {
 	struct kvmm_dead dead;
 	struct shm	shm;
 	const struct index *ix;
 	uint64_t	nr_lines;
+	const _Atomic uint64_t *words;
+	uint64_t	nr_words;
 	uint64_t	seed[2];
 };
 

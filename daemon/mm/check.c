@@ -30,7 +30,7 @@ struct tally {
 	uint64_t	dirty[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	uint64_t	refused[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	uint64_t	bytes[KVMM_MAX_NODES];
-	uint64_t	lines;
+	uint64_t	lines, words;
 	uint64_t	nr_pages;
 };
 
@@ -169,12 +169,35 @@ static int check_line(const struct page *pg, unsigned int node, bool want,
 	return 0;
 }
 
+/* The same of the word that says where it is below. */
+static int check_word(const struct page *pg, struct tally *t, struct errmsg *e)
+{
+	const struct mm_space *sp = pg->space;
+	struct below b = page_below(pg);
+	bool want = b.nodes || b.pending, found;
+	struct index_hit hit;
+
+	if (pg->flags & PAGE_BAD)
+		return 0;
+	found = index_look_below(sp->index, pg->key, pg->group, &hit);
+	t->words += found;
+	if (found && !want)
+		return broken(e, KEY_FMT ": found below, but not there",
+			      KEY_ARGS(pg));
+	if (!found && want && !sp->index_pushed)
+		return broken(e, KEY_FMT ": below, but not found there",
+			      KEY_ARGS(pg));
+	if (found && (hit.fword != b.nodes ||
+		      b.pending != !!(hit.flags & INDEX_PENDING)))
+		return broken(e, KEY_FMT ": found on other nodes below",
+			      KEY_ARGS(pg));
+	return 0;
+}
+
 static int check_lines(const struct page *pg, struct tally *t,
 		       struct errmsg *e)
 {
 	const struct mm *mm = pg->space->mm;
-	uint64_t below = 0;
-	bool pending = false;
 	unsigned int i;
 	int err;
 
@@ -182,19 +205,15 @@ static int check_lines(const struct page *pg, struct tally *t,
 		const struct copy *c = copy_at(pg, i);
 		bool ready = c->state == COPY_READY;
 
-		pending |= c->state == COPY_LOADING;
-		if (!mm->node[i].mem) {
-			if (ready && !(c->flags & COPY_DOOMED))
-				below |= BIT(i);
+		if (!mm->node[i].mem)
 			continue;
-		}
 		err = check_line(pg, i, ready, ready ?
 			frame_word_of(page_pool(pg, &mm->node[i]), c->frame) : 0,
 			t, e);
 		if (err)
 			return err;
 	}
-	return check_line(pg, INDEX_NODE_BELOW, below || pending, below, t, e);
+	return check_word(pg, t, e);
 }
 
 /* What can be found again, and what must not be. */
@@ -466,11 +485,13 @@ static int check_pools_of(const struct mm_space *sp, const struct tally *t,
 	return 0;
 }
 
-/* Each used line is found from its own key, and none is left over. */
-static int check_index(const struct mm_space *sp, uint64_t lines,
+/* Each used line and word is found from its own key, and none is left over. */
+static int check_index(const struct mm_space *sp, const struct tally *t,
 		       struct errmsg *e)
 {
-	uint64_t i, used = 0;
+	const _Atomic uint64_t *w8 = index_words(sp->index,
+						 sp->index->nr_lines);
+	uint64_t i, used = 0, words = 0;
 
 	for (i = 0; i < sp->index->nr_lines; i++) {
 		uint64_t w = atomic_load_explicit(&sp->index->line[i].word0,
@@ -481,10 +502,17 @@ static int check_index(const struct mm_space *sp, uint64_t lines,
 				      llu(i));
 		used += w >> 56 & INDEX_USED;
 	}
-	if (used != sp->index_used || used != lines)
+	if (used != sp->index_used || used != t->lines)
 		return broken(e,
 			"index of space %u: %llu lines in use, %llu belong to a page, counted as %llu",
-			sp->ix, llu(used), llu(lines), llu(sp->index_used));
+			sp->ix, llu(used), llu(t->lines), llu(sp->index_used));
+	for (i = 0; i < sp->index->nr_words; i++)
+		words += atomic_load_explicit(&w8[i], memory_order_relaxed) &
+			 INDEX_USED;
+	if (words != sp->below_used || words != t->words)
+		return broken(e,
+			"index of space %u: %llu words in use, %llu belong to a page, counted as %llu",
+			sp->ix, llu(words), llu(t->words), llu(sp->below_used));
 	return 0;
 }
 
@@ -508,7 +536,7 @@ static int check_space(const struct mm_space *sp, uint64_t bytes[],
 	if (!err)
 		err = check_pools_of(sp, t, e);
 	if (!err && sp->index)
-		err = check_index(sp, t->lines, e);
+		err = check_index(sp, t, e);
 	for (n = 0; n < sp->mm->nr_nodes; n++)
 		bytes[n] += t->bytes[n];
 	free(t);

@@ -313,7 +313,9 @@ static uint64_t space_metadata(const struct mm_space *sp)
 		bytes += GHOST_ENTRIES * sizeof(*sp->seen.ghost);
 	/* keys are spread evenly: each line in a memory page of its own, at first */
 	bytes += index_bytes(min(sp->index_used * INDEX_SPAN,
-				 sp->index->nr_lines));
+				 sp->index->nr_lines),
+			     min(sp->below_used * INDEX_WORD_SPAN,
+				 sp->index->nr_words));
 	for (c = 0; c < sp->desc.nclasses; c++)
 		for (n = 0; n < sp->mm->nr_nodes; n++)
 			if (sp->pool[c][n])

@@ -17,7 +17,7 @@
  * that probes in between sees the page at least once; seeing it twice does no
  * harm, the frame's word decides.
  *
- * Growth. Over half load a memfd of twice the size is filled from this one,
+ * Growth. Over half load a memfd with twice the lines is filled from this one,
  * line by line, and only then its epoch is published. Clients that hold the old
  * one go on reading it; it is never written again, so its entries age into
  * misses and stale frame words, which pinning finds out.
@@ -33,6 +33,7 @@
 
 #define INDEX_MIN_LINES	1024u
 #define INDEX_MAX_LINES	(UINT64_C(1) << 32)
+#define INDEX_MAX_WORDS	(UINT64_C(1) << 34)
 
 /* What a line holds, read by its only writer. */
 struct line_val {
@@ -274,16 +275,18 @@ static void huge_done(struct work *w)
 }
 
 /*
- * Best effort: without it everything works, only slower. It makes the whole file
- * resident. Keys are spread evenly, so at one line in HUGE_PART nearly all of it
- * is anyway: four lines in each memory page.
+ * Best effort: without it everything works, only slower. It makes all lines
+ * resident. Keys are spread evenly, so at one line in HUGE_PART nearly all of them
+ * are anyway: four in each memory page. Words are left alone: who reads one waits
+ * for I/O next.
  */
 static void index_want_huge(struct mm_space *sp, uint64_t slice)
 {
 	struct huge_job *j;
 
 	sp->index_asked = true;
-	if (!sp->mm->o.pool || sp->index_shm.bytes < 2 * SHM_HUGE_BYTES)
+	if (!sp->mm->o.pool ||
+	    index_bytes(sp->index->nr_lines, 0) < 2 * SHM_HUGE_BYTES)
 		return;
 	j = calloc(1, sizeof(*j));
 	if (!j)
@@ -295,7 +298,8 @@ static void index_want_huge(struct mm_space *sp, uint64_t slice)
 	}
 	j->sp = sp;
 	j->pool = sp->mm->o.pool;
-	j->bytes = sp->index_shm.bytes;
+	j->bytes = min(round_up(index_bytes(sp->index->nr_lines, 0),
+				SHM_HUGE_BYTES), sp->index_shm.bytes);
 	j->slice = slice;
 	j->work.fn = huge_fn;
 	j->work.done = huge_done;
@@ -307,7 +311,7 @@ static void index_want_huge(struct mm_space *sp, uint64_t slice)
 void index_expect(struct mm_space *sp, uint64_t nr_pages)
 {
 	if (!sp->index_asked && nr_pages >= sp->index->nr_lines / HUGE_PART)
-		index_want_huge(sp, sp->index_shm.bytes);
+		index_want_huge(sp, index_bytes(sp->index->nr_lines, 0));
 }
 
 void index_expected(struct mm_space *sp, uint64_t deadline_ns)
@@ -328,11 +332,12 @@ static void index_no_huge(struct mm_space *sp)
 	sp->index_asked = false;
 }
 
-static int index_new(struct shm *s, uint64_t nr_lines, uint32_t epoch,
-		     const uint64_t seed[2])
+static int index_new(struct shm *s, uint64_t nr_lines, uint64_t nr_words,
+		     uint32_t epoch, const uint64_t seed[2])
 {
 	struct index *ix;
-	int err = shm_create(s, "kvmm-index", index_bytes(nr_lines), 1);
+	int err = shm_create(s, "kvmm-index", index_bytes(nr_lines, nr_words),
+			     1);
 
 	if (err)
 		return err;
@@ -341,6 +346,7 @@ static int index_new(struct shm *s, uint64_t nr_lines, uint32_t epoch,
 	ix->size = sizeof(*ix);
 	ix->epoch = epoch;
 	ix->nr_lines = nr_lines;
+	ix->nr_words = nr_words;
 	ix->seed[0] = seed[0];
 	ix->seed[1] = seed[1];
 	return 0;
@@ -353,7 +359,8 @@ static void index_publish_epoch(struct mm_space *sp)
 			      sp->index_epoch, memory_order_release);
 }
 
-int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch)
+int index_create(struct mm_space *sp, uint64_t nr_lines, uint64_t nr_words,
+		 uint32_t epoch)
 {
 	uint64_t seed[2];
 	int err;
@@ -362,13 +369,15 @@ int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch)
 		return -EIO;
 	nr_lines = round_up(clamp(nr_lines, (uint64_t)INDEX_MIN_LINES,
 				  INDEX_MAX_LINES), INDEX_SPAN);
+	nr_words = round_up(min(nr_words, INDEX_MAX_WORDS), INDEX_WORD_SPAN);
 	sp->index_shm = (struct shm)SHM_INIT;
-	err = index_new(&sp->index_shm, nr_lines, epoch, seed);
+	err = index_new(&sp->index_shm, nr_lines, nr_words, epoch, seed);
 	if (err)
 		return err;
 	sp->index = sp->index_shm.addr;
 	sp->index_epoch = epoch;
 	sp->index_used = 0;
+	sp->below_used = 0;
 	index_publish_epoch(sp);
 	return 0;
 }
@@ -380,19 +389,17 @@ void index_destroy(struct mm_space *sp)
 	sp->index = NULL;
 }
 
-static int index_grow(struct mm_space *sp)
+static void lines_copy(struct mm_space *sp, const struct index *old,
+		       struct index *ix)
 {
-	struct index *old = sp->index, *ix;
-	struct shm s = SHM_INIT;
 	uint64_t i;
-	int err;
 
-	if (old->nr_lines >= INDEX_MAX_LINES)
-		return -ENOSPC;
-	err = index_new(&s, 2 * old->nr_lines, sp->index_epoch + 1, old->seed);
-	if (err)
-		return err;
-	ix = s.addr;
+	if (ix->nr_lines == old->nr_lines) {
+		/* nobody has it yet: a plain copy will do */
+		memcpy((void *)ix->line, (const void *)old->line,
+		       index_bytes(old->nr_lines, 0) - sizeof(*old));
+		return;
+	}
 	for (i = 0; i < old->nr_lines; i++) {
 		struct index_line *to;
 		struct line_val v;
@@ -408,6 +415,27 @@ static int index_grow(struct mm_space *sp)
 			sp->index_pushed++;
 		}
 	}
+}
+
+int index_grow(struct mm_space *sp, uint64_t nr_lines, uint64_t nr_words)
+{
+	struct index *old = sp->index, *ix;
+	struct shm s = SHM_INIT;
+	int err;
+
+	if (nr_lines > INDEX_MAX_LINES || nr_words > INDEX_MAX_WORDS)
+		return -ENOSPC;
+	err = index_new(&s, nr_lines, nr_words, sp->index_epoch + 1, old->seed);
+	if (err)
+		return err;
+	ix = s.addr;
+	lines_copy(sp, old, ix);
+	if (nr_words == old->nr_words)
+		memcpy((void *)&ix->line[nr_lines],
+		       (const void *)&old->line[old->nr_lines],
+		       nr_words * sizeof(uint64_t));
+	else
+		index_below_fill(sp, ix);
 
 	index_no_huge(sp);
 	shm_fini(&sp->index_shm);
@@ -459,7 +487,8 @@ void index_add(struct mm_space *sp, const struct page *pg, uint8_t node,
 	struct index_hash h = hash_of(sp->index, pg->key, pg->group, node);
 	struct index_line *l;
 
-	if (sp->index_used >= sp->index->nr_lines / 2 && !index_grow(sp))
+	if (sp->index_used >= sp->index->nr_lines / 2 &&
+	    !index_grow(sp, 2 * sp->index->nr_lines, sp->index->nr_words))
 		h = hash_of(sp->index, pg->key, pg->group, node);
 	l = place(sp->index, h);
 	if (l) {

@@ -133,7 +133,10 @@ void persist_space_end(struct mm_space *sp);
 bool persist_waits(const struct mm_space *sp);
 
 /* -- index.c: the writer of ipc/index.h -------------------------------------- */
-int index_create(struct mm_space *sp, uint64_t nr_lines, uint32_t epoch);
+int index_create(struct mm_space *sp, uint64_t nr_lines, uint64_t nr_words,
+		 uint32_t epoch);
+/* A new one of these sizes, neither less than now, with all that is in this. */
+int index_grow(struct mm_space *sp, uint64_t nr_lines, uint64_t nr_words);
 void index_destroy(struct mm_space *sp);
 /*
  * So many pages will come at once: a worker has huge pages made for all of the
@@ -151,6 +154,34 @@ void index_add(struct mm_space *sp, const struct page *pg, uint8_t node,
 void index_prefetch(const struct mm_space *sp, const uint64_t key[4],
 		    uint16_t group, uint8_t node);
 void index_clear(struct mm_space *sp, const struct page *pg, uint8_t node);
+
+/* -- index_below.c: the words of ipc/index.h ---------------------------------- */
+
+/**
+ * struct below - what the word of a page says
+ * @nodes:	that cannot be mapped and have it
+ * @pending:	a load is on its way
+ * @source:	of @nodes, the one to load from
+ */
+struct below {
+	uint64_t	nodes;
+	bool		pending;
+	uint8_t		source;
+};
+
+/* page.c: of @pg as it is */
+struct below page_below(const struct page *pg);
+/* Insert or update; grows when it must; pushes out another's word at last. */
+void index_below_set(struct mm_space *sp, const struct page *pg,
+		     const struct below *b);
+/* The same for a page that has no word. */
+void index_below_add(struct mm_space *sp, const struct page *pg,
+		     const struct below *b);
+void index_below_clear(struct mm_space *sp, const struct page *pg);
+void index_below_prefetch(const struct mm_space *sp, const uint64_t key[4],
+			  uint16_t group);
+/* Fill the words of @ix, which is new, for all pages of @sp. */
+void index_below_fill(struct mm_space *sp, struct index *ix);
 
 /* -- frame.c: frames of a memory pool ---------------------------------------- */
 

@@ -538,12 +538,13 @@ struct mm_space {
 	struct index	*index;
 	uint32_t	index_epoch;
 	uint64_t	index_used;
+	uint64_t	below_used;	/* words */
 	struct huge_job	*index_huge;	/* of this index, on its way */
 	bool		index_asked;	/* for huge pages */
 	struct page_chain *hash;	/* private: by page.hnext */
 	uint64_t	hash_size;
 	struct mm_pool	*pool[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
-	uint64_t	index_pushed;	/* lines that lost their place */
+	uint64_t	index_pushed;	/* lines and words that lost their place */
 	struct pub_entry **pending;	/* publish.c: by key hash */
 	uint64_t	nr_pending;
 	bool		ending;		/* being taken apart */

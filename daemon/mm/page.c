@@ -175,7 +175,8 @@ static bool hash_grow(struct mm_space *sp)
 
 void page_reserve(struct mm_space *sp, uint64_t nr_pages)
 {
-	uint64_t size = roundup_pow2(max(nr_pages, (uint64_t)HASH_MIN));
+	uint64_t size = roundup_pow2(max(nr_pages / HASH_LOAD,
+					 (uint64_t)HASH_MIN));
 
 	if (size > sp->hash_size)
 		hash_resize(sp, size);
@@ -301,60 +302,41 @@ struct mm_pool *page_pool(const struct page *pg, const struct mm_node *nd)
 
 /* -- what clients read of it ----------------------------------------------- */
 
-/**
- * struct below_line - what the BELOW line of a page says
- * @nodes:	that cannot be mapped and have it
- * @pending:	a load is on its way
- * @source:	of @nodes, the one to load from
- */
-struct below_line {
-	uint64_t	nodes;
-	bool		pending;
-	uint8_t		source;
-};
-
-static struct below_line below_line(const struct page *pg)
+struct below page_below(const struct page *pg)
 {
 	const struct mm *mm = pg->space->mm;
-	struct below_line l = { .source = KVMM_NODE_NONE };
+	struct below b = { .source = 0 };
 	unsigned int i;
 
 	for (i = 0; i < mm->nr_nodes; i++) {
-		const struct copy *c = copy_at(pg, i);
+		const struct mm_node *nd = &mm->node[i];
+		const struct copy *c = page_copy(pg, nd);
 
 		if (c->state == COPY_LOADING) {
-			l.pending = true;
-		} else if (c->state == COPY_READY && !mm->node[i].mem &&
-			   !(c->flags & COPY_DOOMED)) {
-			l.nodes |= BIT(i);
-			if (l.source == KVMM_NODE_NONE)
-				l.source = i;
+			b.pending = true;
+		} else if (!nd->mem && copy_good(c)) {
+			if (!b.nodes)
+				b.source = i;
+			b.nodes |= BIT(i);
 		}
 	}
-	return l;
+	return b;
 }
 
-static uint8_t below_flags(const struct below_line *l)
+static void below_update(struct page *pg, const struct below *was)
 {
-	return INDEX_USED | (l->pending ? INDEX_PENDING : 0);
-}
-
-static void below_line_update(struct page *pg, const struct below_line *was)
-{
-	struct below_line is = below_line(pg);
+	struct below is = page_below(pg);
 
 	if (pg->flags & PAGE_BAD)
 		return;
 	if (is.nodes == was->nodes && is.pending == was->pending)
 		return;
 	if (!is.nodes && !is.pending)
-		index_clear(pg->space, pg, INDEX_NODE_BELOW);
+		index_below_clear(pg->space, pg);
 	else if (was->nodes || was->pending)
-		index_set(pg->space, pg, INDEX_NODE_BELOW, below_flags(&is),
-			  is.nodes, is.source);
+		index_below_set(pg->space, pg, &is);
 	else
-		index_add(pg->space, pg, INDEX_NODE_BELOW, below_flags(&is),
-			  is.nodes, is.source);
+		index_below_add(pg->space, pg, &is);
 }
 
 void page_crc_agree(struct page *pg, bool has, uint32_t crc)
@@ -377,7 +359,7 @@ void page_set_bad(struct page *pg)
 			frame_forget(page_pool(pg, &mm->node[i]),
 				     copy_at(pg, i)->frame);
 		}
-	index_clear(pg->space, pg, INDEX_NODE_BELOW);
+	index_below_clear(pg->space, pg);
 	hash_del(pg);
 	pg->flags |= PAGE_BAD;
 	pg->flags &= ~PAGE_ORPHAN;
@@ -497,11 +479,11 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
 {
 	struct copy *c = page_copy(pg, nd);
 	enum copy_state was = c->state;
-	struct below_line below;
+	struct below below;
 
 	if (st == was)
 		return;
-	below = below_line(pg);
+	below = page_below(pg);
 	if (was == COPY_READY)
 		copy_unready(pg, nd, c);
 	if (was == COPY_NONE)
@@ -528,7 +510,7 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
 		else if (was == COPY_READY)
 			index_clear(pg->space, pg, nd->ix);
 	}
-	below_line_update(pg, &below);
+	below_update(pg, &below);
 	if (nd->mem && st == COPY_NONE)
 		copy_put(pg, nd);
 }
@@ -536,12 +518,12 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st)
 void copy_doom(struct page *pg, struct mm_node *nd)
 {
 	struct copy *c = page_copy(pg, nd);
-	struct below_line below = below_line(pg);
+	struct below below = page_below(pg);
 
 	if (c->flags & COPY_DOOMED)
 		return;
 	c->flags |= COPY_DOOMED;
 	persist_del(pg, nd);
 	dirty_update(pg);
-	below_line_update(pg, &below);
+	below_update(pg, &below);
 }

@@ -93,6 +93,7 @@ struct known {
  * @last:	the one that was looked for last
  * @stale:	slots of which a newer one was found: free when all is over
  * @refused:	labels that were not taken
+ * @share:	records for each label, if they have the same
  */
 struct recovery {
 	struct known	*known;
@@ -102,6 +103,7 @@ struct recovery {
 	unsigned int	nr_stale, max_stale;
 	unsigned int	spaces, refused;
 	uint64_t	began_ns;
+	uint64_t	share;
 };
 
 static void say(struct mm *mm, bool bad, const char *fmt, ...) __printf(3, 4);
@@ -386,7 +388,17 @@ static int label_take(struct mm_node *nd, uint32_t id, const void *bytes,
 		return errmsg_set(e, err, "out of memory");
 	sp->labelled |= BIT(nd->ix);
 	sp->label[nd->ix] = id;
+	page_reserve(sp, sp->nr_pages + nd->recovery->share);
 	return 0;
+}
+
+static void found_begin(struct node *n, uint64_t labels, uint64_t records,
+			void *arg)
+{
+	struct mm_node *nd = arg;
+
+	if (labels)
+		nd->recovery->share = records / labels;
 }
 
 static int found_label(struct node *n, uint32_t id, const void *bytes,
@@ -570,7 +582,10 @@ static void prefetch(struct mm_node *nd, const struct node_record *rec)
 		return;
 	words(m.key, key);
 	page_prefetch(sp, m.group, key);
-	index_prefetch(sp, key, m.group, INDEX_NODE_BELOW);
+	index_below_prefetch(sp, key, m.group);
+	if (nd->slots)
+		__builtin_prefetch(&nd->slots[slot_list_ix(nd, rec->slot.off)],
+				   1);
 }
 
 static void found_records(struct node *n, const struct node_record *rec,
@@ -658,6 +673,7 @@ int persist_init(struct mm *mm)
 		if (nd->mem)
 			continue;
 		nd->owner = (struct node_owner){
+			.begin		= found_begin,
 			.label		= found_label,
 			.records	= found_records,
 			.recovered	= found_all,

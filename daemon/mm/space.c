@@ -25,6 +25,7 @@
 #include "ipc/base/clock.h"
 
 #define INDEX_FIRST_MAX	(UINT64_C(1) << 22)	/* lines, 256 MiB, sparse */
+#define WORDS_FIRST_MAX	(UINT64_C(1) << 24)	/* 128 MiB, sparse */
 #define END_RETRY_NS	NSEC_PER_MSEC
 
 /* -- finding ----------------------------------------------------------------- */
@@ -130,22 +131,37 @@ void space_free(struct mm_space *sp)
 	free(sp);
 }
 
-/*
- * Lines for what the nodes could hold, two a page; later it grows by itself. No
- * more than that: the larger the table, the more a look into it costs.
- */
-static uint64_t index_first_lines(const struct mm_space *sp)
+/* Pages of @sp that the nodes of memory could hold, or those below. */
+static uint64_t pages_most(const struct mm_space *sp, bool mem)
 {
 	uint64_t pages = 0;
 	unsigned int c, n;
 
 	for (c = 0; c < sp->desc.nclasses; c++)
-		for (n = 0; n < sp->mm->nr_nodes; n++)
-			if (node_serves(&sp->mm->node[n], sp))
-				pages += sp->mm->node[n].node->capacity /
-					 round_up(sp->desc.cls[c].page_bytes,
-						  NODE_ALIGN);
-	return min(2 * pages, INDEX_FIRST_MAX);
+		for (n = 0; n < sp->mm->nr_nodes; n++) {
+			const struct mm_node *nd = &sp->mm->node[n];
+
+			if (nd->mem != mem || !node_serves(nd, sp))
+				continue;
+			/* a disk may not know yet how large it is */
+			pages += (mem ? nd->node->capacity : nd->size_max) /
+				 round_up(sp->desc.cls[c].page_bytes,
+					  NODE_ALIGN);
+		}
+	return pages;
+}
+
+/*
+ * Lines for what memory could hold, two a page, and three words for two pages
+ * below; later it grows by itself. No more than that: the larger the table, the
+ * more a look into it costs.
+ */
+static int index_first(struct mm_space *sp, uint32_t epoch)
+{
+	uint64_t below = pages_most(sp, false);
+
+	return index_create(sp, min(2 * pages_most(sp, true), INDEX_FIRST_MAX),
+			    min(below + below / 2, WORDS_FIRST_MAX), epoch);
 }
 
 static int space_pools(struct mm_space *sp, struct errmsg *e)
@@ -248,7 +264,7 @@ int space_adopt(struct mm *mm, uint32_t ix, const char *tenant,
 	/* clients look on into the one that they have until they are told */
 	epoch = atomic_load_explicit(&hdr_space(sp)->index_epoch,
 				     memory_order_relaxed);
-	err = index_create(sp, index_first_lines(sp), epoch + 1);
+	err = index_first(sp, epoch + 1);
 	if (!err)
 		err = space_pools(sp, e);
 	if (err)
@@ -310,7 +326,7 @@ static int space_create(struct mm *mm, const struct space_kind *k,
 	}
 	memcpy(sp->desc_bytes, bytes, len);
 	sp->desc_len = len;
-	err = index_create(sp, index_first_lines(sp), 1);
+	err = index_first(sp, 1);
 	if (err) {
 		errmsg_set(e, err, "index: %s", strerror(-err));
 		goto out_end;

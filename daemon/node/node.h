@@ -714,6 +714,7 @@ struct node_record {
 
 /**
  * struct node_owner - whom a block node asks and tells
+ * @begin:	recovery: so many labels and records will come, at most
  * @label:	recovery: a label; before any record that may name it. Non-zero: the
  *		owner has no use for it, and it is deleted
  * @records:	recovery: @n records in the order of their slots' sequence
@@ -733,6 +734,8 @@ struct node_record {
  * node_destroy().
  */
 struct node_owner {
+	void	(*begin)(struct node *n, uint64_t labels, uint64_t records,
+			 void *arg);
 	int	(*label)(struct node *n, uint32_t id, const void *bytes,
 			 size_t len, void *arg);
 	void	(*records)(struct node *n, const struct node_record *rec,

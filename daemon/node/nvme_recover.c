@@ -39,6 +39,7 @@ static void recover_bad(struct nvme *nv)
 
 void nvme_recover_start(struct nvme *nv)
 {
+	const struct node_owner *o = nv->node.owner;
 	struct nvme_found *f = nv->found;
 
 	nv->ckpt.number = f->end.number;
@@ -50,6 +51,8 @@ void nvme_recover_start(struct nvme *nv)
 	nv->node.stats.recover_dropped = f->dropped + f->bad_blocks;
 	node_set_state(&nv->node, NODE_STARTING, "%s: %u records are read",
 		       nv->opts.path, f->nr_order);
+	if (o && o->begin)
+		o->begin(&nv->node, nv->labels.nr, f->nr_order, o->arg);
 }
 
 /* One more label; they are gone through by number, since some go. */

@@ -410,6 +410,7 @@ struct fake_found {
 	unsigned int	*label, nr_labels;
 	struct node_record *rec;
 	unsigned int	nr, at;
+	bool		begun;
 };
 
 static int by_seq(const void *a, const void *b)
@@ -496,6 +497,10 @@ static void recover_some(struct fake_blk *b)
 
 	if (b->hold_recovery || !b->n.owner)
 		return;
+	if (!b->found->begun)
+		b->n.owner->begin(&b->n, b->found->nr_labels, b->found->nr,
+				  b->n.owner->arg);
+	b->found->begun = true;
 	recover_labels(b);
 	if (b->found->at < b->found->nr && !err) {
 		recover_slice(b);

@@ -57,8 +57,8 @@ static int ledger_make(struct fk *f)
 
 static int index_make(struct fk *f)
 {
-	int err = shm_create(&f->index_shm, "fake-index", index_bytes(FK_LINES),
-			     1);
+	int err = shm_create(&f->index_shm, "fake-index",
+			     index_bytes(FK_LINES, FK_WORDS), 1);
 
 	if (err)
 		return err;
@@ -67,6 +67,7 @@ static int index_make(struct fk *f)
 	f->ix->size = sizeof(*f->ix);
 	f->ix->epoch = 1;
 	f->ix->nr_lines = FK_LINES;
+	f->ix->nr_words = FK_WORDS;
 	f->ix->seed[0] = 11;
 	f->ix->seed[1] = f->epoch;
 	return 0;
@@ -500,11 +501,49 @@ uint64_t fk_seal(struct fk *f, unsigned int cls, const struct kvmm_key *key,
 	return word;
 }
 
-void fk_below(struct fk *f, const struct kvmm_key *key, uint16_t group,
-	      uint8_t flags, uint32_t cost_us, uint32_t bytes)
+/* The page's word, or a free one. */
+static _Atomic uint64_t *word_for(struct fk *f, const uint64_t key[4],
+				  uint16_t group, uint32_t *tag)
 {
-	line_write(f, key, group, INDEX_NODE_BELOW, INDEX_USED | flags, 1u << 1,
-		   1 | (uint64_t)cost_us << 32, (uint64_t)bytes << 32);
+	struct index_below h = index_below(f->ix->nr_words, f->ix->seed, key,
+					   group);
+	_Atomic uint64_t *w = (_Atomic uint64_t *)&f->ix->line[f->ix->nr_lines];
+	_Atomic uint64_t *free = NULL;
+	unsigned int i;
+
+	*tag = h.tag;
+	for (i = 0; i < INDEX_WORDS; i++) {
+		_Atomic uint64_t *at = &w[h.home + i];
+
+		if ((*at & INDEX_USED) && *at >> INDEX_TAG_SHIFT == h.tag)
+			return at;
+		if (!free && !(*at & INDEX_USED))
+			free = at;
+	}
+	if (!free)
+		abort();		/* a test with too many pages */
+	return free;
+}
+
+void fk_below(struct fk *f, const struct kvmm_key *key, uint16_t group,
+	      uint8_t flags, uint32_t cost_us)
+{
+	_Atomic uint64_t *w;
+	uint64_t k[4];
+	uint32_t tag;
+
+	memcpy(k, key->b, sizeof(k));
+	w = word_for(f, k, group, &tag);
+	*w = index_word(tag, INDEX_USED | flags, 1u << 1, 1, cost_us);
+}
+
+void fk_forget_below(struct fk *f, const struct kvmm_key *key, uint16_t group)
+{
+	uint64_t k[4];
+	uint32_t tag;
+
+	memcpy(k, key->b, sizeof(k));
+	*word_for(f, k, group, &tag) = 0;
 }
 
 void fk_forget(struct fk *f, const struct kvmm_key *key, uint16_t group,

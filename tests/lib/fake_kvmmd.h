@@ -34,6 +34,7 @@
 #define FK_STRIDE	4096
 #define FK_MAG		512
 #define FK_LINES	4096
+#define FK_WORDS	4096
 #define FK_SPACE	5		/* index of the space in the header */
 #define FK_FIRST	FK_FPE		/* the lowest frame there is */
 
@@ -98,9 +99,10 @@ uint64_t fk_seal(struct fk *f, unsigned int cls, const struct kvmm_key *key,
 		 uint16_t group, uint32_t frame, uint64_t gen);
 /* A line that says that the page is below. */
 void fk_below(struct fk *f, const struct kvmm_key *key, uint16_t group,
-	      uint8_t flags, uint32_t cost_us, uint32_t bytes);
+	      uint8_t flags, uint32_t cost_us);
 void fk_forget(struct fk *f, const struct kvmm_key *key, uint16_t group,
 	       uint8_t node);
+void fk_forget_below(struct fk *f, const struct kvmm_key *key, uint16_t group);
 void fk_word(struct fk *f, unsigned int cls, uint32_t frame, uint64_t word);
 uint32_t fk_pins(struct fk *f, unsigned int cls, uint32_t frame);
 /* Sum over all frames of a class. */

@@ -249,7 +249,7 @@ static void what_is_there_is_not_begun(void **state)
 	assert_int_equal(kvmm_blob_begin(c.rq, FK_LAST, 0, &key, NULL, 1, &b),
 			 -EEXIST);
 	fk_forget(&f, &key, FK_LAST, 0);
-	fk_below(&f, &key, FK_LAST, 0, 1, PAGE);
+	fk_below(&f, &key, FK_LAST, 0, 1);
 	assert_int_equal(kvmm_blob_begin(c.rq, FK_LAST, 0, &key, NULL, 1, &b),
 			 -EEXIST);
 	/* it does not count when matches do not either */

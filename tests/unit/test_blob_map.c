@@ -173,7 +173,7 @@ static void push_down(uint32_t chunk)
 {
 	fk_forget(&f, &ckey[chunk], FK_LAST, 0);
 	fk_word(&f, 0, frame[chunk], frame_word(7, FRAME_FREE));
-	fk_below(&f, &ckey[chunk], FK_LAST, 0, 9, PAGE);
+	fk_below(&f, &ckey[chunk], FK_LAST, 0, 9);
 }
 
 static void lose(uint32_t chunk)

@@ -31,7 +31,7 @@ static int setup(void **state)
 	fk_seal(&f, 0, &key[0], FK_FULL, 70, 1);
 	fk_seal(&f, 0, &key[1], FK_FULL, 71, 1);
 	for (i = 2; i < N; i++)
-		fk_below(&f, &key[i], FK_FULL, 0, 0, 4096);
+		fk_below(&f, &key[i], FK_FULL, 0, 0);
 	m.size = sizeof(m);
 	return kvmm_match(c.rq, &(struct kvmm_keys){ .k = key, .n = N }, 1, 0,
 			  hit, &m);
@@ -196,7 +196,7 @@ static void without_a_deadline_the_cost_is_one(void **state)
 	posted(&sqe);
 	assert_true(sqe.arg >= now + 2 * NSEC_PER_SEC);
 	for (i = 2; i < N; i++)
-		fk_below(&f, &key[i], FK_FULL, 0, 50000, 4096);
+		fk_below(&f, &key[i], FK_FULL, 0, 51200);	/* fits exactly */
 	kvmm_match(c.rq, &(struct kvmm_keys){ .k = key, .n = N }, 1, 0, hit,
 		   &m);
 	now = now_ns();
@@ -218,11 +218,11 @@ static void a_page_nobody_knew_has_no_cost_and_a_whole_length(void **state)
 	int i;
 
 	for (i = 0; i < N; i++)
-		fk_below(&f, &key[i + 8], FK_FULL, 0, 50000, 100);
+		fk_below(&f, &key[i + 8], FK_FULL, 0, 50000);
 	for (i = 0; i < 2; i++)		/* both of its arrays */
 		assert_int_equal(kvmm_match(c.rq, &keys, 1, 0, hit, &m), 0);
 	for (i = 0; i < N; i++)
-		fk_forget(&f, &key[i + 8], FK_FULL, INDEX_NODE_BELOW);
+		fk_forget_below(&f, &key[i + 8], FK_FULL);
 	assert_int_equal(kvmm_match(c.rq, &keys, 1, 0, hit, &m), 0);
 	assert_int_equal(m.n_pages, 0);
 	now = now_ns();
@@ -431,7 +431,7 @@ static void groups_of_several_classes_are_one_operation(void **state)
 	int i;
 
 	for (i = 0; i < N / 2; i++)
-		fk_below(&f, &key[i], FK_FULL2, 0, 0, 4096);
+		fk_below(&f, &key[i], FK_FULL2, 0, 0);
 	assert_int_equal(kvmm_match(c.rq, keys, 2, 0, hit, &m), 0);
 	assert_int_equal(m.n_pages, 3);
 	assert_int_equal(kvmm_fetch(c.rq, 0, 3, 0, deadline_in(NSEC_PER_SEC),
@@ -464,7 +464,7 @@ static void a_window_fetches_its_last_pages(void **state)
 	int i;
 
 	for (i = 0; i < N; i++)
-		fk_below(&f, &key[i], FK_WINDOW, 0, 0, 4096);
+		fk_below(&f, &key[i], FK_WINDOW, 0, 0);
 	assert_int_equal(kvmm_match(c.rq, &keys, 1, 0, hit, &m), 0);
 	assert_int_equal(m.n_pages, N);
 	assert_int_equal(kvmm_fetch(c.rq, 0, N, 0, 0, 7), 0);
@@ -484,7 +484,7 @@ static void a_blob_comes_with_any_units(void **state)
 	const struct ring_key *k;
 	struct ring_sqe sqe;
 
-	fk_below(&f, &key[9], FK_BLOB, 0, 0, 4096);
+	fk_below(&f, &key[9], FK_BLOB, 0, 0);
 	assert_int_equal(kvmm_match(c.rq, keys, 2, 0, hit, &m), 0);
 	assert_int_equal(m.n_pages, N);
 	assert_int_equal(kvmm_fetch(c.rq, 2, 4, 0, deadline_in(NSEC_PER_SEC),

@@ -142,8 +142,8 @@ static void a_rank_reads_what_the_leader_found(void **state)
 	}
 	fk_seal(&f[0], 0, &last[8], FK_LAST, FK_FIRST + 40, 1);
 	for (i = 9; i < 12; i++)
-		fk_below(&f[0], &more[i], FK_FULL, 0, 700, 4096);
-	fk_below(&f[0], &last[11], FK_LAST, 0, 300, 4096);
+		fk_below(&f[0], &more[i], FK_FULL, 0, 700);
+	fk_below(&f[0], &last[11], FK_LAST, 0, 300);
 	f[0].hdr->node[1].load_base_us = 30;
 	memset(want, 0, sizeof(want));
 	memset(got, 0, sizeof(got));

@@ -14,8 +14,8 @@ static struct index *ix;
 
 static int setup(void **state)
 {
-	ix = aligned_alloc(64, index_bytes(LINES));
-	memset(ix, 0, index_bytes(LINES));
+	ix = aligned_alloc(64, index_bytes(LINES, 0));
+	memset(ix, 0, index_bytes(LINES, 0));
 	ix->nr_lines = LINES;
 	ix->seed[0] = 1;
 	ix->seed[1] = 2;

@@ -267,7 +267,7 @@ static void a_frame_beyond_the_table_is_no_hit(void **state)
 	fk_word(&env.f, 0, FK_FRAMES - 1, 0);
 	fk_seal(&env.f, 0, &env.key[1], FK_FULL, FK_FRAMES - 1, 1);
 	/* a line that names what does not exist at all */
-	fk_below(&env.f, &env.key[2], FK_FULL, 0, 0, 0);
+	fk_below(&env.f, &env.key[2], FK_FULL, 0, 0);
 	assert_int_equal(match_one(FK_FULL, 3), 1);
 }
 
@@ -276,8 +276,8 @@ static void a_frame_beyond_the_table_is_no_hit(void **state)
 static void a_page_below_is_lower_with_its_time(void **state)
 {
 	seal(FK_FULL, 0);
-	fk_below(&env.f, &env.key[1], FK_FULL, 0, 0, 4096);
-	fk_below(&env.f, &env.key[2], FK_FULL, INDEX_PENDING, 0, 4096);
+	fk_below(&env.f, &env.key[1], FK_FULL, 0, 0);
+	fk_below(&env.f, &env.key[2], FK_FULL, INDEX_PENDING, 0);
 	env.f.hdr->node[1].load_base_us = 100;
 	env.f.hdr->node[1].load_ns_per_kib = 5000;
 	assert_int_equal(match_one(FK_FULL, N), 1);
@@ -294,7 +294,7 @@ static void a_page_below_is_lower_with_its_time(void **state)
 
 static void a_node_that_failed_has_nothing(void **state)
 {
-	fk_below(&env.f, &env.key[0], FK_FULL, 0, 0, 4096);
+	fk_below(&env.f, &env.key[0], FK_FULL, 0, 0);
 	env.f.hdr->node[1].state = 2;
 	assert_int_equal(match_one(FK_FULL, 1), 0);
 	assert_int_equal(env.m.n_pages, 0);
@@ -320,7 +320,7 @@ static void the_cheapest_split_is_advised(void **state)
 	for (i = 0; i < ARRAY_SIZE(cost); i++) {
 		for (j = 0; j < 4; j++)
 			fk_below(&env.f, &env.key[j + 1], FK_FULL, 0,
-				 cost[i][j], 4096);
+				 cost[i][j]);
 		assert_int_equal(match_one(FK_FULL, 5), 1);
 		assert_int_equal(env.m.n_pages, 5);
 		assert_int_equal(env.m.n_load, want[i]);
@@ -398,7 +398,7 @@ static void a_blob_is_there_or_not(void **state)
 	assert_int_equal(env.m.n_pages, 1);
 	assert_int_equal(env.hit[0].state, KVMM_HIT);
 	fk_forget(&env.f, &env.key[0], FK_BLOB, 0);
-	fk_below(&env.f, &env.key[0], FK_BLOB, 0, 0, 4096);
+	fk_below(&env.f, &env.key[0], FK_BLOB, 0, 0);
 	assert_int_equal(match_one(FK_BLOB, 1), 0);
 	assert_int_equal(env.m.n_pages, 1);
 	assert_int_equal(env.hit[0].state, KVMM_LOWER);
@@ -419,7 +419,7 @@ static void a_blob_does_not_count_in_lengths(void **state)
 	assert_int_equal(match(keys, 2), 9);
 	assert_int_equal(env.m.n_pages, 9);
 	assert_int_equal(env.hit[0].state, KVMM_MISS);
-	fk_below(&env.f, &env.key[20], FK_BLOB, 0, 0, 4096);
+	fk_below(&env.f, &env.key[20], FK_BLOB, 0, 0);
 	assert_int_equal(match(keys, 2), 9);
 	assert_int_equal(env.hit[0].state, KVMM_LOWER);
 	assert_int_equal(kvmm_stats(env.c.k, &st), 0);
@@ -449,13 +449,13 @@ static void a_blob_below_is_part_of_the_load(void **state)
 	env.f.hdr->node[1].load_base_us = 100;
 	env.f.hdr->node[1].load_ns_per_kib = 5000;
 	seal(FK_FULL, 0);
-	fk_below(&env.f, &env.key[1], FK_FULL, 0, 300, 4096);
-	fk_below(&env.f, &env.key[2], FK_FULL, 0, 300, 4096);
+	fk_below(&env.f, &env.key[1], FK_FULL, 0, 300);
+	fk_below(&env.f, &env.key[2], FK_FULL, 0, 300);
 	assert_int_equal(match(keys, 2), 1);
 	assert_int_equal(env.m.n_load, 3);
 	assert_int_equal(env.m.load_us, 140);
 	assert_int_equal(env.m.recompute_us, 600);
-	fk_below(&env.f, &env.key[20], FK_BLOB, 0, 50, 4096);
+	fk_below(&env.f, &env.key[20], FK_BLOB, 0, 50);
 	assert_int_equal(match(keys, 2), 1);
 	assert_int_equal(env.m.n_load, 3);
 	assert_int_equal(env.m.load_us, 160);
@@ -600,7 +600,7 @@ static void each_page_of_a_window_is_looked_up_once(void **state)
 	/* each group moves the other down by one, to the beginning */
 	env.c.sp->desc.group[FK_WINDOW].window_pages = 100;
 	for (i = 0; i < 60; i++) {
-		fk_below(&env.f, &key[i], FK_WINDOW, 0, 0, 4096);
+		fk_below(&env.f, &key[i], FK_WINDOW, 0, 0);
 		fk_seal(&env.f, 0, &key[i], i % 2 ? FK_WINDOW : FK_LAST,
 			FK_FIRST + i, 1);
 	}
@@ -680,7 +680,7 @@ static void a_larger_index_is_used_once_it_is_told(void **state)
 	struct wire_index w = {
 		.h = { .type = WIRE_INDEX, .len = sizeof(w) },
 		.space = FK_SPACE, .epoch = 2,
-		.bytes = index_bytes(2 * FK_LINES),
+		.bytes = index_bytes(2 * FK_LINES, FK_WORDS),
 	};
 	struct kvmm_done d;
 

@@ -3,6 +3,7 @@
 
 #include "tests/lib/unit.h"
 
+#include "tests/lib/fake_blk.h"
 #include "tests/lib/mm_rig.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/rand.h"
@@ -13,7 +14,11 @@ static struct mm_space *sp;
 
 static int setup(void **state)
 {
-	mr_open(&rig, &(struct rig_opts){ .bytes = 4u << 20 });
+	struct fake_blk *blk = fake_blk_create(16u << 20, 1u << 20);
+
+	assert_non_null(blk);
+	mr_open(&rig, &(struct rig_opts){ .bytes = 4u << 20,
+					  .lower = &blk->n });
 	a = mr_client(&rig, 0, KVMM_RW);
 	mr_attach(a, "index", 16384);
 	sp = a->space;
@@ -90,14 +95,13 @@ static void nodes_of_a_page_have_lines_of_their_own(void **state)
 	struct index_hit hit;
 
 	index_set(sp, named(5), 0, INDEX_USED, 1, 10);
-	index_set(sp, named(5), INDEX_NODE_BELOW, INDEX_USED | INDEX_PENDING,
-		  2, 1);
+	index_set(sp, named(5), 1, INDEX_USED, 2, 11);
 	assert_true(find(5, 0, &hit));
-	assert_int_equal(hit.flags & INDEX_PENDING, 0);
-	assert_true(find(5, INDEX_NODE_BELOW, &hit));
-	assert_int_not_equal(hit.flags & INDEX_PENDING, 0);
+	assert_int_equal(hit.frame, 10);
+	assert_true(find(5, 1, &hit));
+	assert_int_equal(hit.frame, 11);
 	index_clear(sp, named(5), 0);
-	assert_true(find(5, INDEX_NODE_BELOW, &hit));
+	assert_true(find(5, 1, &hit));
 }
 
 static void clearing_what_is_not_there_is_nothing(void **state)
@@ -130,7 +134,7 @@ static void growth_keeps_every_line_and_publishes_the_epoch_last(void **state)
 
 static void old_index_is_never_written_again(void **state)
 {
-	uint64_t lines = sp->index->nr_lines, bytes = index_bytes(lines);
+	uint64_t lines = sp->index->nr_lines, bytes = index_bytes(lines, sp->index->nr_words);
 	struct shm old = SHM_INIT;
 	struct index *copy;
 	uint32_t i;
@@ -220,7 +224,7 @@ static void huge_pages_are_asked_for_when_they_cost_nothing(void **state)
 	uint32_t i = 0, n;
 
 	assert_false(sp->index_asked);
-	while (index_bytes(sp->index->nr_lines) < 2 * SHM_HUGE_BYTES)
+	while (index_bytes(sp->index->nr_lines, 0) < 2 * SHM_HUGE_BYTES)
 		index_add(sp, named(i), 0, 0, i, i + 1), i++;
 	/* it has grown to that size just now */
 	first = sp->index_huge;
@@ -242,6 +246,130 @@ static void huge_pages_are_asked_for_when_they_cost_nothing(void **state)
 	}
 }
 
+/* -- words ----------------------------------------------------------------------- */
+
+static bool below(uint32_t i, struct index_hit *hit)
+{
+	return index_look_below(sp->index, named(i)->key, 0, hit);
+}
+
+static void set_below(uint32_t i, uint64_t nodes, bool pending)
+{
+	const struct below b = {
+		.nodes = nodes, .pending = pending, .source = 1,
+	};
+
+	index_below_set(sp, named(i), &b);
+}
+
+static void page_below_is_found_by_its_word(void **state)
+{
+	struct index_hit hit;
+
+	assert_false(below(5, &hit));
+	set_below(5, 6, true);
+	assert_true(below(5, &hit));
+	assert_int_equal(hit.fword, 6);
+	assert_int_equal(hit.frame, 1);
+	assert_int_equal(hit.cost_us, 15);
+	assert_true(hit.flags & INDEX_PENDING);
+	assert_int_equal(sp->below_used, 1);
+	assert_int_equal(sp->index_used, 0);
+	set_below(5, 2, false);
+	assert_int_equal(sp->below_used, 1);
+	assert_true(below(5, &hit));
+	assert_int_equal(hit.fword, 2);
+	assert_false(hit.flags & INDEX_PENDING);
+	assert_false(below(6, &hit));
+	index_below_clear(sp, named(5));
+	assert_false(below(5, &hit));
+	assert_int_equal(sp->below_used, 0);
+	index_below_clear(sp, named(5));
+	assert_int_equal(sp->below_used, 0);
+}
+
+static void cost_is_kept_to_two_per_cent(void **state)
+{
+	uint32_t us[] = { 0, 1, 127, 128, 200, 999, 12345, 7654321,
+			  UINT32_MAX };
+	unsigned int i;
+
+	for (i = 0; i < ARRAY_SIZE(us); i++) {
+		uint32_t got = index_cost_unpack(index_cost_pack(us[i]));
+
+		assert_true(got <= us[i]);
+		assert_true(got >= us[i] - us[i] / 50);
+	}
+}
+
+/* Real pages, since growth goes by these. */
+static void growth_takes_all_words_along(void **state)
+{
+	struct mm_node *nd = &rig.mm->node[1];
+	uint32_t i, n = 3000, grown = rig.index_grown;
+	struct index_hit hit;
+	uint64_t key[4];
+
+	for (i = 0; i < n; i++) {
+		struct page *pg;
+
+		mr_key((uint8_t *)key, 7, i);
+		pg = page_create(sp, 0, key, NULL, PAGE_ROOT);
+		assert_non_null(pg);
+		pg->cost_us = i;
+		page_copy(pg, nd)->slot.off = i * UINT64_C(16384);
+		copy_set_state(pg, nd, COPY_READY);
+	}
+	assert_true(rig.index_grown > grown);
+	assert_int_equal(sp->below_used, n);
+	assert_int_equal(sp->index_pushed, 0);
+	assert_true(sp->index->nr_words * 2 / 3 >= n);
+	for (i = 0; i < n; i++) {
+		mr_key((uint8_t *)key, 7, i);
+		assert_true(index_look_below(sp->index, key, 0, &hit));
+		assert_int_equal(hit.fword, 2);
+		assert_int_equal(hit.cost_us,
+				 index_cost_unpack(index_cost_pack(i)));
+	}
+	for (i = 0; i < n; i++) {
+		struct page *pg;
+
+		mr_key((uint8_t *)key, 7, i);
+		pg = page_find(sp, 0, key);
+		copy_set_state(pg, nd, COPY_NONE);
+		page_put(pg);
+		assert_false(index_look_below(sp->index, key, 0, &hit));
+	}
+	assert_int_equal(sp->below_used, 0);
+}
+
+/* Full to the brim nothing is lost but what is counted. */
+static void words_that_find_no_place_push_others_out(void **state)
+{
+	uint64_t nr = sp->index->nr_words, found = 0;
+	struct index_hit hit;
+	uint32_t i;
+
+	sp->below_used = 0;
+	for (i = 0; i < nr; i++) {
+		const struct below b = { .nodes = 2, .source = 1 };
+
+		/* it would grow */
+		sp->below_used = 0;
+		index_below_add(sp, named(i), &b);
+	}
+	assert_int_equal(sp->index->nr_words, nr);
+	for (i = 0; i < nr; i++)
+		found += below(i, &hit);
+	assert_int_equal(found + sp->index_pushed, nr);
+	assert_true(found > nr * 9 / 10);
+	for (i = 0; i < nr; i++)
+		if (below(i, &hit)) {
+			sp->below_used = 1;
+			index_below_clear(sp, named(i));
+		}
+}
+
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -255,6 +383,10 @@ int main(void)
 		T(old_index_is_never_written_again),
 		T(colliding_keys_push_each_other_out_and_nobody_else),
 		T(random_operations_agree_with_an_array),
+		T(page_below_is_found_by_its_word),
+		T(cost_is_kept_to_two_per_cent),
+		T(growth_takes_all_words_along),
+		T(words_that_find_no_place_push_others_out),
 		T(huge_pages_are_asked_for_when_they_cost_nothing),
 	};
 

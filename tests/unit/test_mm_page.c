@@ -44,6 +44,11 @@ static bool line_of(struct page *pg, uint8_t node, struct index_hit *hit)
 			  pg->key, pg->group, node, hit);
 }
 
+static bool word_of(const struct page *pg, struct index_hit *hit)
+{
+	return index_look_below(a->space->index, pg->key, pg->group, hit);
+}
+
 static bool written_down(void *arg)
 {
 	return copy_at((struct page *)arg, 1)->state == COPY_READY;
@@ -82,18 +87,18 @@ static void page_is_clean_while_a_copy_lives_below(void **state)
 	pg = mr_page(a, 1, 0);
 	assert_int_equal(pool->nr_dirty, 1);
 	assert_false(page_has_below(pg, hi));
-	assert_false(line_of(pg, INDEX_NODE_BELOW, &hit));
+	assert_false(word_of(pg, &hit));
 	write_down(pg);
 	assert_int_equal(pool->nr_dirty, 0);
 	assert_true(page_has_below(pg, hi));
 	assert_ptr_equal(page_source(pg, hi), lo);
-	assert_true(line_of(pg, INDEX_NODE_BELOW, &hit));
+	assert_true(word_of(pg, &hit));
 	assert_int_equal(hit.frame, 1);
 	assert_int_equal(hit.fword, BIT(1));
 	page_drop_copy(pg, lo);
 	assert_int_equal(pool->nr_dirty, 1);
 	assert_null(page_source(pg, hi));
-	assert_false(line_of(pg, INDEX_NODE_BELOW, &hit));
+	assert_false(word_of(pg, &hit));
 }
 
 static void doomed_copy_is_no_copy_below(void **state)
@@ -110,7 +115,7 @@ static void doomed_copy_is_no_copy_below(void **state)
 	assert_int_equal(pool->nr_dirty, 1);
 	assert_false(page_has_below(pg, hi));
 	assert_null(page_source(pg, hi));
-	assert_false(line_of(pg, INDEX_NODE_BELOW, &hit));
+	assert_false(word_of(pg, &hit));
 	copy_at(pg, 1)->refs = 0;
 	page_drop_copy(pg, lo);
 }
@@ -155,12 +160,12 @@ static void loading_shows_as_pending(void **state)
 	page_drop_copy(pg, hi);
 	assert_int_equal(copy_at(pg, 0)->state, COPY_NONE);
 	assert_false(line_of(pg, 0, &hit));
-	assert_true(line_of(pg, INDEX_NODE_BELOW, &hit));
+	assert_true(word_of(pg, &hit));
 	assert_int_equal(hit.flags & INDEX_PENDING, 0);
 	blk->hold[NODE_READ] = true;
 	mr_key(k.key, 1, 0);
 	mm_fetch(a->win, &sqe, &k);
-	assert_true(line_of(pg, INDEX_NODE_BELOW, &hit));
+	assert_true(word_of(pg, &hit));
 	assert_int_not_equal(hit.flags & INDEX_PENDING, 0);
 	mr_check(&rig);
 	blk->hold[NODE_READ] = false;

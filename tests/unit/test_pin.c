@@ -69,7 +69,7 @@ static int setup(void **state)
 	r = zalloc(sizeof(*r));
 	r->hdr = zalloc(sizeof(*r->hdr));
 	r->l = zalloc(1 << 16);
-	r->ix = zalloc(index_bytes(LINES));
+	r->ix = zalloc(index_bytes(LINES, 0));
 	r->t = zalloc(frame_table_bytes(FIRST + FRAMES));
 	r->k.alive = &alive;
 	kvmm_mutex_init(&r->k.ops_lock, LOCK_OPS);
