@@ -456,10 +456,13 @@ int cmd_status(struct server *s, const json_t *req, json_t *r,
 			    "pages", (json_int_t)sum.pages));
 	json_object_set_new(r, "rings", rings_json(s, &t));
 	json_object_set_new(r, "rejects", rejects_json(s));
-	json_object_set_new(r, "memory", json_pack("{s:I, s:I, s:I, s:I}",
+	json_object_set_new(r, "memory", json_pack("{s:I, s:I, s:I, s:I, s:I}",
 			    "metadata", (json_int_t)(sum.metadata +
 						     mm_kept_bytes(s->mm) +
 						     mm_admit_bytes(s->mm)),
+			    "bytes_per_page", (json_int_t)(sum.pages ?
+					div_round_up(sum.metadata, sum.pages) :
+					0),
 			    "staging", (json_int_t)mm_stage_bytes(s->mm),
 			    "ledgers_reserved", (json_int_t)t.ledger_bytes,
 			    "rss", (json_int_t)rss_bytes()));

@@ -23,9 +23,10 @@ static void print_head(const json_t *r)
 	       ctl_int(r, "clients.connected"), ctl_int(r, "clients.max"),
 	       ctl_int(r, "clients.closed"), ctl_int(r, "spaces.attached"),
 	       ctl_int(r, "spaces.pages"));
-	printf("  metadata %s, resident %s, descriptors %" PRId64 " of %" PRId64
-	       "\n",
+	printf("  metadata %s, %" PRId64 " B a page, resident %s, descriptors %"
+	       PRId64 " of %" PRId64 "\n",
 	       text_bytes(ctl_int(r, "memory.metadata"), meta, sizeof(meta)),
+	       ctl_int(r, "memory.bytes_per_page"),
 	       text_bytes(ctl_int(r, "memory.rss"), rss, sizeof(rss)),
 	       ctl_int(r, "limits.fds"), ctl_int(r, "limits.fds_max"));
 	printf("  start %s, %" PRId64 " of %" PRId64 " descriptors kept by %s\n",
