@@ -32,52 +32,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/mm/persist_format.h"
 #include "daemon/mm/tier.h"
 
-#define LABEL_MAGIC	0x4c53564bu	/* "KVSL" */
-#define LABEL_VERSION	1u
-#define FORMAT_RAW	0u
 #define PREFETCH_AHEAD	8u
 #define COLLECT_PART	1024u		/* records a call, a few more at most */
 #define COLLECT_LISTS	4096u		/* ... and lists that are looked at */
 
-#define META_CRC	1u		/* @data_crc holds */
-#define META_ROOT	2u
-#define META_BOUND	4u
-
-/**
- * struct page_meta - a page, in the record of its slot; little-endian
- * @parent:	all zero for none
- * @label:	of the space, a number of the node's
- * @format:	FORMAT_RAW
- */
-struct page_meta {
-	uint8_t		key[32];
-	uint8_t		parent[32];
-	uint32_t	label;
-	uint32_t	raw_len;
-	uint32_t	pos;
-	uint32_t	cost_us;
-	uint32_t	data_crc;
-	uint16_t	group;
-	uint8_t		flags;		/* META_* */
-	uint8_t		format;
-	uint8_t		spare[8];
-};
-static_assert(sizeof(struct page_meta) == NODE_META_BYTES, "disk format");
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "disk format");
-
-/**
- * struct space_label - a space; the tenant's name and the descriptor's canonical
- * bytes follow
- */
-struct space_label {
-	uint32_t	magic;
-	uint16_t	version;
-	uint16_t	tenant_len;
-	uint32_t	desc_len;
-};
-static_assert(sizeof(struct space_label) == 12, "disk format");
 static_assert(sizeof(struct space_label) + 64 + DESC_MAX_BYTES <=
 	      NODE_LABEL_MAX, "a label holds any space");
 
