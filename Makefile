@@ -114,6 +114,8 @@ ENGINE_SRC	:= $(filter-out %_main.c,$(wildcard tests/engine/*.c))
 HELP_SRC	:= $(wildcard tests/lib/*.c) $(ENGINE_SRC)
 UNIT_SRC	:= $(wildcard tests/unit/test_*.c)
 INTEG_SRC	:= $(wildcard tests/integration/test_*.c)
+# These run in a virtual machine only.
+VM_SRC		:= $(wildcard tests/vm/test_*.c)
 # Always sanitized, so an instrumented build need not have them once more.
 FUZZ_SRC	:= $(if $(SAN)$(COV),,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH_SRC	:= $(wildcard tests/bench/bench_*.c)
@@ -139,6 +141,7 @@ TEST_KVMMD	:= $(if $(DAEMON_MAIN),$(B)/test/kvmmd)
 TEST_LIB	:= $(if $(LIB_SRC),$(B)/test/libkvmm.so)
 UNIT		:= $(UNIT_SRC:tests/%.c=$(B)/test/%)
 INTEG		:= $(INTEG_SRC:tests/%.c=$(B)/test/%)
+VM		:= $(VM_SRC:tests/%.c=$(B)/test/%)
 FUZZ		:= $(FUZZ_SRC:tests/%.c=$(B)/test/%)
 BENCHES		:= $(BENCH_SRC:tests/bench/bench_%.c=$(B)/bench/%)
 DEMOS		:= $(DEMO_SRC:tests/demo/%.c=$(B)/demo/%)
@@ -147,7 +150,7 @@ TEST_ENGINE	:= $(if $(ENGINE_MAIN),$(B)/test/engine)
 
 # -- what each goal builds ----------------------------------------------------
 
-.PHONY: all deps demo check check-long check-model check-layers bench \
+.PHONY: all deps demo check check-long check-model check-layers check-vm bench \
 	install uninstall clean help tests
 
 all: $(LIBS) $(KVMMD) $(KVMMCTL) $(POLICIES)
@@ -157,7 +160,7 @@ tests: all $(TEST_KVMMD) $(TEST_LIB) $(UNIT) $(INTEG) $(FUZZ) $(DEMOS) \
 	$(ENGINE) $(TEST_ENGINE)
 
 # These goals install what is missing before anything compiles.
-DEPS	:= $(if $(filter demo check check-long check-model bench,$(MAKECMDGOALS)),deps)
+DEPS	:= $(if $(filter demo check check-long check-model check-vm bench,$(MAKECMDGOALS)),deps)
 
 deps:
 	$(Q).ci/deps $(filter bench,$(MAKECMDGOALS))
@@ -253,7 +256,7 @@ $(B)/librel.a: $(call rel,$(ALL_SRC) $(BENCH_HELP)) $(B)/.sources
 	$(call say,AR)
 	$(Q)rm -f $@ && $(AR) rcs $@ $(filter %.o,$^)
 
-$(UNIT) $(INTEG): $(B)/test/%: $(B)/test/obj/tests/%.o $(B)/test/libtest.a
+$(UNIT) $(INTEG) $(VM): $(B)/test/%: $(B)/test/obj/tests/%.o $(B)/test/libtest.a
 	$(call say,LD)
 	@mkdir -p $(@D)
 	$(Q)$(LINK) -o $@ $^ $(call link_hint,tests/$*.c) $(TEST_LIBS)
@@ -304,6 +307,11 @@ check-long: tests | $(DEPS)
 
 check-model: | $(DEPS)
 	$(Q)$(RUN) -t 7200 tests/model/run.sh
+
+# Slow, since it is all emulated, and for what cannot be had otherwise: a real
+# systemd, a device that is taken away, a power cut.
+check-vm: all $(TEST_KVMMD) $(TEST_LIB) $(VM) | $(DEPS)
+	$(Q)$(RUN) -t 7200 tests/vm/run.sh
 
 check-layers:
 	$(Q)tests/check-layers.sh
@@ -417,6 +425,7 @@ help:
 	@echo '       demo         four processes share prefixes through kvmmd'
 	@echo '       check        every test, in seeded samples; check-long: full counts'
 	@echo '       check-model  the protocol models in full; check-layers: includes only'
+	@echo '       check-vm     under systemd, on NVMe that fails, in a virtual machine'
 	@echo '       bench        all benches, or one with BENCH=name'
 	@echo '       tests        build what check runs, run nothing'
 	@echo '       install, uninstall (PREFIX= DESTDIR=), clean, help'

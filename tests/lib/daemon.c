@@ -203,7 +203,10 @@ int td_init(struct test_daemon *d, const struct td_opts *o)
 	snprintf(d->socket, sizeof(d->socket), "%.90s/%.100s", d->dir,
 		 d->opts.socket[0].name ? d->opts.socket[0].name : "kvmm.sock");
 	snprintf(d->admin, sizeof(d->admin), "%.90s/admin.sock", d->dir);
-	snprintf(d->nvme, sizeof(d->nvme), "%.90s/nvme0.kv", d->dir);
+	if (d->opts.nvme_path)
+		snprintf(d->nvme, sizeof(d->nvme), "%s", d->opts.nvme_path);
+	else
+		snprintf(d->nvme, sizeof(d->nvme), "%.90s/nvme0.kv", d->dir);
 	snprintf(d->config, sizeof(d->config), "%.90s/kvmmd.json", d->dir);
 	snprintf(d->log, sizeof(d->log), "%.90s/kvmmd.log", d->dir);
 	err = write_config(d);

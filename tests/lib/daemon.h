@@ -54,6 +54,7 @@ struct td_socket {
  * @dram_bytes:	of node dram0; 256 MiB
  * @dram_max:	size_max of it; @dram_bytes
  * @nvme_bytes:	of node nvme0 below dram0; 0 = no such node
+ * @nvme_path:	of nvme0, a block device; NULL = a file in its folder
  * @gang:	parts of a node gang0 beside dram0, above nvme0; 0 = no such node
  * @gang_bytes:	of it, all parts together; 64 MiB
  * @engine:	of nvme0: "auto", "io_uring", "threads"; NULL = "auto"
@@ -77,6 +78,7 @@ struct td_opts {
 	uint64_t		dram_bytes;
 	uint64_t		dram_max;
 	uint64_t		nvme_bytes;
+	const char		*nvme_path;
 	unsigned int		gang;
 	uint64_t		gang_bytes;
 	const char		*engine;
