@@ -27,7 +27,7 @@ back() {
 	answers && [ "$(unit MainPID)" != "$1" ] && is ActiveState = active
 }
 
-check "the units verify" systemd-analyze verify kvmmd.service kvmmd.socket kvmm.slice
+check "the units verify" systemd-analyze verify --man=no kvmmd.service kvmmd.socket kvmm.slice
 check "the socket is enabled and started" systemctl enable --now kvmmd.socket
 check "the socket is the group's" test "$(stat -c %U:%G:%a /run/kvmm/default.sock)" = kvmm:kvmm:660
 check "the service starts" systemctl start kvmmd.service
