@@ -246,6 +246,7 @@ void pr_put(struct pin_rig *pr, uint32_t chain)
 		pattern_fill(pr->addr[f], PR_PAGE_BYTES, &key);
 		pg = page_create(p->space, 0, words, parent, 0);
 		assert_non_null(pg);
+		assert_non_null(copy_get(pg, p->nd));
 		frame_seal(p, f, pg);
 	}
 }
