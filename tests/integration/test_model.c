@@ -61,7 +61,11 @@ static uint32_t last_id;
 static struct { struct ref_req *q; uint32_t at, frame; } doubt[POSTED * LEN];
 static uint32_t nr_doubt;
 static uint64_t lost;			/* pinned pages, since the last restart */
-static bool may[NODES];			/* be found by anybody */
+/*
+ * Be found by anybody. Also after a restart: what lay on NVMe may be found again,
+ * none of it must be. A page that nobody has published yet may not, ever.
+ */
+static bool may[NODES];
 static struct {
 	uint64_t hits, fetched, sealed, exists, deaths, restarts, faults,
 		 refused;
@@ -754,8 +758,8 @@ static void op_restart(struct fx *f, uint32_t c, uint32_t r)
 
 	td_kill(&f->d);
 	T_OK(td_start(&f->d));
+	/* pins and what waited are gone; @may stays: see there */
 	memset(ref, 0, sizeof(ref));
-	memset(may, 0, sizeof(may));
 	lost = 0;
 	for (i = 0; i < CLIENTS; i++)
 		proc_call(&f->p[i], m_reborn, epoch, 0);
