@@ -114,6 +114,39 @@ static long count_entries(const char *path)
 	return n;
 }
 
+/*
+ * The kernel makes workers for an io_uring when it likes, and keeps the first for
+ * as long as the ring lives: they are nobody's leak.
+ */
+static bool is_uring_worker(const char *task, const char *tid)
+{
+	char path[384], comm[32] = "";
+	FILE *f;
+
+	snprintf(path, sizeof(path), "%s/%s/comm", task, tid);
+	f = fopen(path, "re");
+	if (!f)
+		return false;
+	if (!fgets(comm, sizeof(comm), f))
+		comm[0] = '\0';
+	fclose(f);
+	return !strncmp(comm, "iou-", 4);
+}
+
+static long count_threads(const char *path)
+{
+	struct dirent *de;
+	long n = 0;
+	DIR *dir = opendir(path);
+
+	if (!dir)
+		return 0;
+	while ((de = readdir(dir)))
+		n += de->d_name[0] != '.' && !is_uring_worker(path, de->d_name);
+	closedir(dir);
+	return n;
+}
+
 int leak_look(pid_t pid, struct leak *l)
 {
 	char path[64];
@@ -126,7 +159,7 @@ int leak_look(pid_t pid, struct leak *l)
 	if (!err)
 		err = count_maps(pid, l);
 	snprintf(path, sizeof(path), "/proc/%d/task", pid);
-	l->threads = count_entries(path);
+	l->threads = count_threads(path);
 	snprintf(path, sizeof(path), "/proc/%d/task/%d/children", pid, pid);
 	l->children = count_words(path);
 	l->dev_shm = count_entries("/dev/shm");
