@@ -120,7 +120,8 @@ VM_SRC		:= $(wildcard tests/vm/test_*.c)
 FUZZ_SRC	:= $(if $(SAN)$(COV),,$(wildcard tests/fuzz/fuzz_*.c))
 BENCH_SRC	:= $(wildcard tests/bench/bench_*.c)
 BENCH_HELP	:= $(filter-out $(BENCH_SRC),$(wildcard tests/bench/*.c)) \
-		     tests/lib/daemon.c tests/lib/engine_child.c $(ENGINE_SRC)
+		     tests/lib/daemon.c tests/lib/engine_child.c tests/lib/trace.c \
+		     $(ENGINE_SRC)
 DEMO_SRC	:= $(wildcard tests/demo/demo*.c)
 DEMO_HELP	:= $(filter-out $(DEMO_SRC),$(wildcard tests/demo/*.c)) \
 		     tests/lib/daemon.c tests/lib/engine_child.c tests/lib/trace.c

@@ -14,6 +14,11 @@
  * node_bytes_per_record: what the node alone keeps in its heap afterwards, for an
  * owner that keeps nothing. total_bytes_per_page: that, and what mm says that it
  * keeps for the sake of its pages.
+ *
+ * hits_kept: the recorded requests are replayed through a kvmmd with DRAM and
+ * NVMe, twice. The second time each hit is noted that NVMe gave, of a page that was
+ * there before. Then kvmmd is killed, its DRAM is gone, and the requests come
+ * again: how many of those hit once more, before anybody published them anew.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,11 +38,14 @@
 #include "ipc/base/fd.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/many.h"
+#include "tests/bench/replay.h"
 
 #define HOST_BYTES	(UINT64_C(64) << 20)
 #define ROUNDS		5u
 #define READ_BYTES	(4u << 20)
 #define WAIT_NS		(120 * NSEC_PER_SEC)
+#define DRAM_BYTES	(UINT64_C(32) << 20)	/* 4,096 pages */
+#define NVME_BYTES	(UINT64_C(512) << 20)	/* all 39,116 of them */
 
 /**
  * struct opened - what a process that opened the store has seen
@@ -265,7 +273,7 @@ static void open_mm(struct opening *op)
 	};
 	mo.node[1] = (struct mm_node_opts){
 		.node = op->nvme, .kind = KVMM_NODE_NVME,
-		.below = KVMM_NODE_NONE,
+		.below = KVMM_NODE_NONE, .size_max = MANY_BYTES,
 	};
 	err = mm_create(&mo, &op->mm, &e);
 	if (err)
@@ -414,6 +422,123 @@ static void measure_many(struct recover *t)
 	bench_must(&t->b, "total_bytes_per_page", total, "<=", 224);
 }
 
+/* ---- hits that are kept ---------------------------------------------------------------- */
+
+static void load_trace(struct recover *t, struct trace *tr)
+{
+	const char *src = getenv("KVMM_SRC");
+	static const char *const file[] = { "conversation", "agents" };
+	char path[512];
+	size_t i;
+	int err = 0;
+
+	for (i = 0; i < ARRAY_SIZE(file) && !err; i++) {
+		snprintf(path, sizeof(path), "%s/tests/data/%s.jsonl.zst",
+			 src ? src : ".", file[i]);
+		err = trace_add(tr, path);
+	}
+	if (!err)
+		err = trace_seal(tr);
+	if (err)
+		bench_die(&t->b, "recorded requests", err);
+}
+
+/* Until nvme0 is online and nothing is being written to it. */
+static void nvme_rests(struct recover *t, struct test_daemon *d)
+{
+	struct timespec ts = ns_to_timespec(10 * NSEC_PER_MSEC);
+	uint64_t deadline = deadline_in(WAIT_NS);
+	bool rests;
+
+	do {
+		json_t *status, *n, *w;
+		int err = td_admin(d, "status", &status);
+
+		if (err || deadline_past(deadline))
+			bench_die(&t->b, "nvme0", err ? err : -ETIMEDOUT);
+		n = json_array_get(json_object_get(status, "nodes"), 1);
+		w = json_object_get(n, "write");
+		rests = !strcmp(json_string_value(json_object_get(n, "state")),
+				"online") &&
+			!json_integer_value(json_object_get(w, "inflight")) &&
+			!json_integer_value(json_object_get(w, "queued"));
+		json_decref(status);
+		nanosleep(&ts, NULL);
+	} while (!rests);
+}
+
+static void say_replay(const char *what, const struct trace *tr,
+		       const struct replay *r)
+{
+	size_t i, memory = 0, below = 0;
+
+	for (i = 0; i < tr->page_len; i++) {
+		memory += r->from[i] == REPLAY_MEMORY;
+		below += r->from[i] == REPLAY_BELOW;
+	}
+	bench_say("  %s: %zu pages asked, %llu hit; of those from before it %zu in DRAM and %zu on NVMe, %llu late",
+		  what, tr->page_len, (unsigned long long)r->hits, memory,
+		  below, (unsigned long long)r->late);
+}
+
+static void report_hits(struct recover *t, const struct trace *tr,
+			const struct replay *was, const struct replay *is)
+{
+	uint64_t gave = 0, kept = 0, wrong = was->wrong + is->wrong;
+	double share;
+	size_t i;
+
+	for (i = 0; i < tr->page_len; i++) {
+		if (was->from[i] != REPLAY_BELOW)
+			continue;
+		gave++;
+		kept += is->from[i] != REPLAY_MISS;
+	}
+	share = gave ? (double)kept / (double)gave : 0;
+	bench_result(&t->b, "nvme_hits", (double)gave);
+	bench_result(&t->b, "hits_kept", share);
+	bench_result(&t->b, "wrong_pages", (double)wrong);
+	bench_must(&t->b, "pages that NVMe gave", (double)gave, ">=", 10000);
+	bench_must(&t->b, "hits_kept", share, ">=", 0.9);
+	bench_must(&t->b, "wrong_pages", (double)wrong, "==", 0);
+}
+
+static void measure_hits(struct recover *t)
+{
+	/* who evicts waits for the disk, and forgets nothing */
+	struct td_opts o = {
+		.dram_bytes = DRAM_BYTES, .nvme_bytes = NVME_BYTES,
+		.io_timeout = "20s",
+		.config = "{\"timeouts\": {\"direct_reclaim\": \"1s\"}}",
+	};
+	struct replay was, is;
+	struct test_daemon d;
+	struct trace tr = { .nr = 0 };
+
+	load_trace(t, &tr);
+	bench_daemon(&t->b, &d, &o);
+	nvme_rests(t, &d);
+	replay_run(&t->b, d.socket, &tr, &was);
+	say_replay("filled", &tr, &was);
+	replay_fini(&was);
+	replay_run(&t->b, d.socket, &tr, &was);
+	say_replay("before", &tr, &was);
+
+	/* at once: what was said in the last moments may be lost */
+	td_kill(&d);
+	if (td_start(&d))
+		bench_die(&t->b, "kvmmd once more", -ECHILD);
+	nvme_rests(t, &d);
+	replay_run(&t->b, d.socket, &tr, &is);
+	say_replay("after", &tr, &is);
+	report_hits(t, &tr, &was, &is);
+	td_fini(&d);
+	t->b.kvmmd = NULL;
+	replay_fini(&was);
+	replay_fini(&is);
+	trace_fini(&tr);
+}
+
 int main(void)
 {
 	static struct recover t = { .fd = -1 };
@@ -428,6 +553,7 @@ int main(void)
 	if (posix_memalign((void **)&t.buf, NVME_BLOCK, READ_BYTES))
 		bench_die(&t.b, "memory", -ENOMEM);
 	measure_many(&t);
+	measure_hits(&t);
 	free(t.buf);
 	td_rmtree(t.dir);
 	return bench_finish(&t.b);

@@ -15,7 +15,6 @@
 #define TENANT		"default"
 #define NR_CHAINS	(MANY_PAGES / MANY_CHAIN)
 #define AT_A_TIME	8u		/* chains that are written side by side */
-#define BYTES		(UINT64_C(5) << 30)
 #define RECORDS		(MANY_PAGES + MANY_PAGES / 16)
 #define WAIT_NS		(120 * NSEC_PER_SEC)
 #define COLLECT_PART	1024u
@@ -42,7 +41,7 @@ void many_opts(struct nvme_opts *o, const char *path)
 		.name		= "nvme0",
 		.path		= path,
 		.id		= 1,
-		.bytes		= BYTES,
+		.bytes		= MANY_BYTES,
 		.records	= RECORDS,
 		.sparse		= true,
 		.engine		= NVME_ENGINE_URING,

@@ -18,6 +18,7 @@
 #define MANY_PAGES	(1u << 20)
 #define MANY_PAGE_BYTES	4096u
 #define MANY_CHAIN	64u
+#define MANY_BYTES	(UINT64_C(9) << 29)	/* half a GiB of it for metadata */
 
 /** many_opts() - the node's options; the store is sparse */
 void many_opts(struct nvme_opts *o, const char *path);
