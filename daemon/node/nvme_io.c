@@ -267,6 +267,16 @@ static void own_done(struct nvme *nv, struct node_io *io, int res)
 	io->done(io, res == (int)io_bytes(io) ? 0 : res < 0 ? res : -EIO);
 }
 
+/*
+ * Does it say how fast the device is? Not a read in the background: one at a time
+ * behind everybody else, it says how slow one is that is let wait, and who believes
+ * that of all reads makes none.
+ */
+static bool io_measured(const struct node_io *io)
+{
+	return io->dir == NODE_WRITE || io->prio != NODE_PRIO_WRITEBACK;
+}
+
 void nvme_engine_done(struct nvme *nv, struct node_io *io, int res)
 {
 	io->priv.parts &= (uint8_t)~IO_PART_ENGINE;
@@ -284,7 +294,8 @@ void nvme_engine_done(struct nvme *nv, struct node_io *io, int res)
 	nv->node.stats.dir[io->dir].inflight--;
 	nv->node.stats.dir[io->dir].queued_bytes -= io_bytes(io);
 	if (res == (int)io_bytes(io)) {
-		nvme_rate_add(nv, io, now_ns());
+		if (io_measured(io))
+			nvme_rate_add(nv, io, now_ns());
 		if (io->dir == NODE_READ) {
 			if (io->priv.fault == FAULT_FLIP)
 				((uint8_t *)io->addr)[io->len / 2] ^= 1;
@@ -373,7 +384,8 @@ static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
 	nv->inflight_bytes[io->dir] += io_bytes(io);
 	st->queued--;
 	st->inflight++;
-	if (!nv->rate[io->dir].from || st->inflight == 1)
+	if (io_measured(io) &&
+	    (!nv->rate[io->dir].from || st->inflight == 1))
 		nv->rate[io->dir].from = now;
 	io->priv.ident_crc = ident_crc(nv, io);
 	io_launch(nv, io, now);

@@ -352,6 +352,34 @@ static void estimate_grows_with_length_and_queue(void **state)
 	rig_fini(&r);
 }
 
+/* It is let wait by everybody: how long says nothing of those who are not. */
+static void a_background_read_is_not_how_fast_the_device_is(void **state)
+{
+	struct node_slot slot;
+	struct op op;
+	uint32_t crc;
+	uint64_t bytes_s;
+	struct rig r;
+
+	rig_init(&r);
+	rig_open(&r);
+	assert_int_equal(op_write(&r, &slot, r.mem, 65536, "p", &crc), 0);
+	for (int i = 0; i < 4; i++)
+		assert_int_equal(op_read(&r, &slot, r.mem, 65536, "p", crc), 0);
+	bytes_s = r.n->stats.dir[NODE_READ].bytes_s;
+	assert_true(bytes_s > 0);
+	for (int i = 0; i < 4; i++) {
+		op_init(&op, NODE_READ, &slot, r.mem, 65536, "p");
+		op.io.prio = NODE_PRIO_WRITEBACK;
+		op.io.crc = crc;
+		assert_int_equal(node_submit(r.n, &op.io), 0);
+		rig_until(&r, op.nr_release);
+		assert_int_equal(op.io.result, 0);
+	}
+	assert_int_equal(r.n->stats.dir[NODE_READ].bytes_s, bytes_s);
+	rig_fini(&r);
+}
+
 /* ---- accounts -------------------------------------------------------------- */
 
 static void full_store_says_so_and_names_a_victim(void **state)
@@ -510,6 +538,7 @@ int main(void)
 		cmocka_unit_test(demand_goes_before_the_rest),
 		cmocka_unit_test(writeback_keeps_a_share),
 		cmocka_unit_test(estimate_grows_with_length_and_queue),
+		cmocka_unit_test(a_background_read_is_not_how_fast_the_device_is),
 		cmocka_unit_test(full_store_says_so_and_names_a_victim),
 		cmocka_unit_test(destroy_ends_everything_exactly_once),
 		cmocka_unit_test(destroy_right_after_creation),
