@@ -29,10 +29,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <jansson.h>
 
@@ -40,16 +38,15 @@
 #include "ipc/base/bits.h"
 #include "kernels/kernels.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/disk.h"
 
 /* link: -Wl,--wrap=kvmm_crc32c */
 
 #define FILE_BYTES	(UINT64_C(513) << 20)	/* a MiB of it is no segment */
-#define SEG_BYTES	(8u << 20)
 #define BLOCK_NS	(2 * NSEC_PER_SEC)
 #define ROUNDS		5u			/* two pairs each */
 #define PAIRS		(2 * ROUNDS)
 #define RESAMPLES	2000u
-#define WAIT_NS		(60 * NSEC_PER_SEC)
 #define MAX_IOS		256u
 
 struct size {
@@ -80,12 +77,7 @@ struct block {
 
 struct io_bench {
 	struct bench	b;
-	char		dir[256];
-	char		node_path[300];
-	char		fio_path[300];
-	struct work_pool *pool;
-	struct node	*n;
-	int		epfd;
+	struct disk	d;
 	const struct size *size;
 	enum node_dir	dir_now;
 	char		*mem;
@@ -96,7 +88,6 @@ struct io_bench {
 	uint32_t	out;		/* handed in and not released */
 	bool		stop;
 	uint64_t	bytes;
-	uint64_t	rest_ns;	/* fio's, of its last run */
 	struct node_io	io[MAX_IOS];
 };
 
@@ -167,32 +158,10 @@ static void io_next(struct io_bench *t, struct node_io *io)
 		.release	= io_release,
 		.arg		= t,
 	};
-	err = node_submit(t->n, io);
+	err = node_submit(t->d.n, io);
 	if (err)
 		bench_die(&t->b, "handing I/O in", err);
 	t->out++;
-}
-
-/* One round of the loop, as kvmmd's; sleeps when there is nothing to do. */
-static void turn(struct io_bench *t)
-{
-	struct epoll_event ev[2];
-
-	work_poll(t->pool, 0);
-	node_poll(t->n, 0);
-	if (!work_sleep(t->pool, true))
-		epoll_wait(t->epfd, ev, 2,
-			   min(deadline_left_ms(node_next_deadline(t->n)),
-			       100));
-	work_sleep(t->pool, false);
-}
-
-static void watch(struct io_bench *t, int fd)
-{
-	struct epoll_event ev = { .events = EPOLLIN };
-
-	if (epoll_ctl(t->epfd, EPOLL_CTL_ADD, fd, &ev) < 0)
-		bench_die(&t->b, "epoll", -errno);
 }
 
 static double cpu_s(int who)
@@ -213,14 +182,13 @@ static uint32_t nr_ios(const struct size *s)
 
 static struct block node_block(struct io_bench *t)
 {
-	const struct node_dir_stats *st = &t->n->stats.dir[t->dir_now];
+	const struct node_dir_stats *st = &t->d.n->stats.dir[t->dir_now];
 	uint64_t begin, at, now, end;
 	double area = 0, cpu;
-	struct timespec rest = ns_to_timespec(t->rest_ns);
 	struct block b;
 	uint32_t i;
 
-	nanosleep(&rest, NULL);
+	disk_rest(&t->d);
 	t->stop = false;
 	t->bytes = 0;
 	atomic_store_explicit(&crc_ns, 0, memory_order_relaxed);
@@ -229,9 +197,9 @@ static struct block node_block(struct io_bench *t)
 	end = begin + BLOCK_NS;
 	for (i = 0; i < nr_ios(t->size); i++)
 		io_next(t, &t->io[i]);
-	node_kick(t->n);
+	node_kick(t->d.n);
 	do {
-		turn(t);
+		disk_turn(&t->d);
 		now = now_ns();
 		area += (double)(now - at) * (double)st->inflight;
 		at = now;
@@ -240,47 +208,13 @@ static struct block node_block(struct io_bench *t)
 	b.depth = area / (double)(now - begin);
 	t->stop = true;
 	while (t->out)
-		turn(t);
+		disk_turn(&t->d);
 	b.crc_gb = (double)atomic_load_explicit(&crc_ns,
 						memory_order_relaxed) /
 		   (double)t->bytes;
 	b.cpu_gb = (cpu_s(RUSAGE_SELF) - cpu) * 1e9 / (double)t->bytes -
 		   b.crc_gb;
 	return b;
-}
-
-/* Write-back has three quarters of a node's depth: that much is to be fio's. */
-static void node_open(struct io_bench *t)
-{
-	struct nvme_opts o = {
-		.name		= "nvme0",
-		.path		= t->node_path,
-		.bytes		= FILE_BYTES,
-		.seg_bytes	= SEG_BYTES,
-		.depth		= t->dir_now == NODE_WRITE ?
-				  div_round_up(t->size->depth * 4, 3) :
-				  t->size->depth,
-		.engine		= NVME_ENGINE_URING,
-		.io_timeout_ns	= WAIT_NS,
-		.queue_timeout_ns = WAIT_NS,
-		.zero_bytes_s	= UINT64_C(1) << 40,
-	};
-	uint64_t end = deadline_in(WAIT_NS);
-	int err = nvme_create(&o, t->pool, &t->n);
-
-	if (err)
-		bench_die(&t->b, "making the node", err);
-	watch(t, node_fd(t->n));
-	while ((t->n->state == NODE_STARTING ||
-		t->n->stats.zeroed_bytes < t->n->capacity) &&
-	       !deadline_past(end))
-		turn(t);
-	if (t->n->state != NODE_ONLINE) {
-		bench_say("%s", t->n->why);
-		bench_die(&t->b, "opening the store", -EIO);
-	}
-	if (node_buf_add(t->n, t->mem, nr_ios(t->size) * t->size->bytes))
-		bench_say("  buffers could not be registered");
 }
 
 /* All slots of one size, front to back, each with data in it. */
@@ -290,7 +224,7 @@ static void node_fill(struct io_bench *t)
 	uint32_t i;
 
 	t->nr_slots = 0;
-	while (!node_slot_alloc(t->n, t->size->bytes, &t->slot[t->nr_slots]))
+	while (!node_slot_alloc(t->d.n, t->size->bytes, &t->slot[t->nr_slots]))
 		t->nr_slots++;
 	t->dir_now = NODE_WRITE;
 	t->next = 0;
@@ -298,87 +232,29 @@ static void node_fill(struct io_bench *t)
 	for (i = 0; i < nr_ios(t->size); i++)
 		io_next(t, &t->io[i]);
 	while (t->next < t->nr_slots + nr_ios(t->size))
-		turn(t);
+		disk_turn(&t->d);
 	t->stop = true;
 	while (t->out)
-		turn(t);
+		disk_turn(&t->d);
 	t->dir_now = dir;
 	t->next = 0;
 }
 
-static void node_close(struct io_bench *t)
+static void node_open(struct io_bench *t)
 {
-	int err = node_destroy(t->n, deadline_in(WAIT_NS));
-
-	t->n = NULL;
-	if (err)
-		bench_die(&t->b, "ending the node", err);
-}
-
-/* -- fio ---------------------------------------------------------------------------- */
-
-static json_t *fio_run(struct io_bench *t, const char *args)
-{
-	char cmd[1024];
-	json_error_t je;
-	json_t *root;
-	FILE *f;
-
-	snprintf(cmd, sizeof(cmd),
-		 "fio --name=b --filename='%s' --size=%llu --ioengine=io_uring --direct=1 --output-format=json %s 2>/dev/null",
-		 t->fio_path, (unsigned long long)FILE_BYTES, args);
-	f = popen(cmd, "re");
-	if (!f)
-		bench_die(&t->b, "fio", -errno);
-	/* it may say something before its report */
-	root = json_loadf(f, JSON_DISABLE_EOF_CHECK, &je);
-	if (pclose(f) || !root) {
-		bench_say("%s: %s", cmd, je.text);
-		bench_die(&t->b, "fio (Debian's package is called that)",
-			  -ENOENT);
-	}
-	return root;
-}
-
-static double member(const json_t *o, const char *key)
-{
-	return json_number_value(json_object_get(o, key));
+	disk_open(&t->d, t->dir_now, t->size->depth, NULL);
+	if (node_buf_add(t->d.n, t->mem, nr_ios(t->size) * t->size->bytes))
+		bench_say("  buffers could not be registered");
 }
 
 static struct block fio_block(struct io_bench *t)
 {
-	const char *rw = t->dir_now == NODE_WRITE ? "write" : "read";
-	const json_t *job, *side;
-	struct block b;
-	uint64_t t0 = now_ns();
-	char args[300];
-	json_t *root;
-	double s;
+	struct disk_share sh = disk_fio(&t->d, t->dir_now == NODE_WRITE ?
+					"write" : "read", t->size->bytes,
+					t->size->depth, BLOCK_NS);
 
-	snprintf(args, sizeof(args),
-		 "--rw=%s --bs=%u --iodepth=%u --fixedbufs=1 --registerfiles=1 --time_based --runtime=%us",
-		 rw, t->size->bytes, t->size->depth,
-		 (unsigned int)(BLOCK_NS / NSEC_PER_SEC));
-	root = fio_run(t, args);
-	job = json_array_get(json_object_get(root, "jobs"), 0);
-	side = json_object_get(job, rw);
-	s = member(side, "runtime") / 1000;
-	t->rest_ns = now_ns() - t0;
-	t->rest_ns -= min(t->rest_ns, (uint64_t)(s * NSEC_PER_SEC));
-	b.bytes_s = member(side, "bw_bytes");
-	b.cpu_gb = (member(job, "usr_cpu") + member(job, "sys_cpu")) / 100 *
-		   s * 1e9 / member(side, "io_bytes");
-	b.depth = t->size->depth;
-	b.crc_gb = 0;
-	json_decref(root);
-	if (!(b.bytes_s > 0))
-		bench_die(&t->b, "fio moved nothing", -EIO);
-	return b;
-}
-
-static void fio_fill(struct io_bench *t)
-{
-	json_decref(fio_run(t, "--rw=write --bs=1m --iodepth=16 --end_fsync=1"));
+	return (struct block){ .bytes_s = sh.bytes_s, .cpu_gb = sh.cpu_gb,
+			       .depth = t->size->depth };
 }
 
 /* -- numbers -------------------------------------------------------------------------- */
@@ -462,7 +338,7 @@ static void one_case(struct io_bench *t, const struct size *size,
 			  s[1].bytes_s / 1e6, f[0].bytes_s / 1e6,
 			  f[1].bytes_s / 1e6, s[0].cpu_gb, s[0].crc_gb, f[0].cpu_gb);
 	}
-	node_close(t);
+	disk_close(&t->d);
 	interval(ratio, PAIRS, lohi);
 	put(t, "ratio_low", key, lohi[0]);
 	put(t, "ratio_high", key, lohi[1]);
@@ -487,12 +363,8 @@ static void one_case(struct io_bench *t, const struct size *size,
 static void make(struct io_bench *t)
 {
 	size_t most = 0, i;
-	int err = td_tmpdir(NULL, "kvmm-io", t->dir, sizeof(t->dir));
 
-	if (err)
-		bench_die(&t->b, "a folder", err);
-	snprintf(t->node_path, sizeof(t->node_path), "%s/node", t->dir);
-	snprintf(t->fio_path, sizeof(t->fio_path), "%s/fio", t->dir);
+	disk_init(&t->d, &t->b, FILE_BYTES);
 	for (i = 0; i < ARRAY_SIZE(sizes); i++)
 		most = max(most, (size_t)nr_ios(&sizes[i]) * sizes[i].bytes);
 	t->mem = mmap(NULL, most, PROT_READ | PROT_WRITE,
@@ -502,11 +374,6 @@ static void make(struct io_bench *t)
 	if (t->mem == MAP_FAILED || !t->slot || !t->crc)
 		bench_die(&t->b, "memory", -ENOMEM);
 	memset(t->mem, 0x5a, most);
-	err = work_create("bench", 1, &t->pool);
-	if (err)
-		bench_die(&t->b, "a worker", err);
-	t->epfd = epoll_create1(EPOLL_CLOEXEC);
-	watch(t, work_fd(t->pool));
 }
 
 int main(void)
@@ -516,12 +383,10 @@ int main(void)
 
 	bench_init(&t.b, "io");
 	make(&t);
-	fio_fill(&t);
 	for (i = 0; i < ARRAY_SIZE(sizes); i++) {
 		one_case(&t, &sizes[i], NODE_READ);
 		one_case(&t, &sizes[i], NODE_WRITE);
 	}
-	work_destroy(t.pool, deadline_in(WAIT_NS));
-	td_rmtree(t.dir);
+	disk_fini(&t.d);
 	return bench_finish(&t.b);
 }

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * write - what it costs to write pages that are found again, against fio
+ *
+ * The node with an owner, its store full: each write is of a page that takes the
+ * slot of another one, chosen at random; when it is over its record is added, so
+ * that the journal, and from time to time a checkpoint, is written beside. fio
+ * writes at random on a file of the same size: io_uring, fixed buffers and files,
+ * O_DIRECT, the same depth and block size. Both files were fully written before.
+ * Fio flushes nothing; the journal's groups and the checkpoints are on the medium
+ * when their writes end.
+ *
+ * Blocks of BLOCK_NS in the order fio, node, node, fio; each half is a pair.
+ * write_ratio is the median of the pairs' throughputs, node / fio; noise is fio
+ * against fio of the same rounds, the larger by the smaller.
+ *
+ * write_amplification: all bytes that the node wrote (padding, journal,
+ * checkpoints) for a byte of page, over at least ten times the store's capacity.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <jansson.h>
+
+#include "ipc/base/bits.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/disk.h"
+
+#define FILE_BYTES	(UINT64_C(265) << 20)	/* 9 MiB of it are no segments */
+#define BLOCK_NS	(2 * NSEC_PER_SEC)
+#define ROUNDS		5u			/* two pairs each */
+#define PAIRS		(2 * ROUNDS)
+#define TIMES		10u			/* the capacity: churn at least */
+#define MAX_IOS		256u
+#define COLLECT_PART	1024u
+
+struct size {
+	const char	*name;
+	uint32_t	bytes;
+	uint32_t	depth;
+};
+
+static const struct size sizes[] = {
+	{ "64k",	64u << 10,	32 },
+	{ "256k",	256u << 10,	16 },
+	{ "2m",		2u << 20,	8 },
+};
+
+/**
+ * struct page - one in the store
+ * @kept:	it has a record; otherwise it is being written
+ */
+struct page {
+	struct node_record rec;
+	bool		kept;
+};
+
+/**
+ * struct put - a page on its way
+ * @page:	its place in write_bench.page
+ */
+struct put {
+	struct node_io	io;
+	uint32_t	page;
+};
+
+struct write_bench {
+	struct bench	b;
+	struct disk	d;
+	struct node_owner owner;
+	const struct size *size;
+	char		*mem;
+	struct page	*page;
+	uint32_t	nr_pages;
+	uint32_t	out;		/* handed in and not released */
+	uint32_t	waiting;	/* for room in the journal */
+	bool		stop;
+	uint64_t	rand;
+	uint64_t	bytes;		/* of the block */
+	struct put	put[MAX_IOS];
+	uint32_t	wait[MAX_IOS];
+};
+
+/* More than the depth are handed in, so that there is always one to start. */
+static uint32_t nr_ios(const struct size *s)
+{
+	return 3 * s->depth;
+}
+
+/* ---- the node's owner ------------------------------------------------------------ */
+
+static bool collect(struct node *n, uint64_t *cursor, void *arg)
+{
+	const struct write_bench *t = arg;
+	uint64_t end = min(*cursor + COLLECT_PART, (uint64_t)t->nr_pages);
+
+	for (; *cursor < end; ++*cursor)
+		if (t->page[*cursor].kept)
+			node_record_again(n, &t->page[*cursor].rec);
+	return *cursor == t->nr_pages;
+}
+
+/* ---- pages -------------------------------------------------------------------------- */
+
+static void put_next(struct write_bench *t, struct put *p);
+
+static void put_done(struct node_io *io, int result)
+{
+	struct write_bench *t = io->arg;
+
+	if (result)
+		bench_die(&t->b, "a write of the node", result);
+}
+
+static void put_release(struct node_io *io)
+{
+	struct put *p = container_of(io, struct put, io);
+	struct write_bench *t = io->arg;
+	struct page *pg = &t->page[p->page];
+
+	pg->rec.crc = io->crc;
+	pg->kept = true;
+	node_record_add(t->d.n, &pg->rec);
+	t->out--;
+	t->bytes += io->len;
+	if (!t->stop)
+		put_next(t, p);
+}
+
+/* Page @page has a slot: write it. */
+static void put_start(struct write_bench *t, struct put *p)
+{
+	struct page *pg = &t->page[p->page];
+	int err;
+
+	pg->rec.len = t->size->bytes;
+	memset(pg->rec.meta, (int)pg->rec.slot.seq, sizeof(pg->rec.meta));
+	p->io = (struct node_io) {
+		.dir		= NODE_WRITE,
+		.prio		= NODE_PRIO_WRITEBACK,
+		.len		= t->size->bytes,
+		.slot		= pg->rec.slot,
+		.addr		= t->mem + (uint64_t)(p - t->put) *
+				  t->size->bytes,
+		.ident		= "bench",
+		.ident_len	= 5,
+		.done		= put_done,
+		.release	= put_release,
+		.arg		= t,
+	};
+	err = node_submit(t->d.n, &p->io);
+	if (err)
+		bench_die(&t->b, "handing I/O in", err);
+	t->out++;
+}
+
+/* A slot for @p's page; false: not now. */
+static bool put_slot(struct write_bench *t, struct put *p)
+{
+	int err = node_slot_alloc(t->d.n, t->size->bytes,
+				  &t->page[p->page].rec.slot);
+
+	if (err && err != -EAGAIN)
+		bench_die(&t->b, "a slot", err);
+	return !err;
+}
+
+/* Somebody's page goes, another one comes. */
+static void put_next(struct write_bench *t, struct put *p)
+{
+	struct page *pg;
+
+	do {
+		p->page = (uint32_t)(bench_rand(&t->rand) % t->nr_pages);
+		pg = &t->page[p->page];
+	} while (!pg->kept);
+	pg->kept = false;
+	if (node_slot_free(t->d.n, &pg->rec.slot))
+		bench_die(&t->b, "a slot that is free already", -EINVAL);
+	if (put_slot(t, p))
+		put_start(t, p);
+	else
+		t->wait[t->waiting++] = (uint32_t)(p - t->put);
+}
+
+static void turn(struct write_bench *t)
+{
+	disk_turn(&t->d);
+	while (t->waiting) {
+		struct put *p = &t->put[t->wait[t->waiting - 1]];
+
+		if (!put_slot(t, p))
+			return;
+		t->waiting--;
+		put_start(t, p);
+	}
+}
+
+static void drain(struct write_bench *t)
+{
+	uint64_t deadline = deadline_in(DISK_WAIT_NS);
+
+	t->stop = true;
+	while (t->out || t->waiting) {
+		if (deadline_past(deadline))
+			bench_die(&t->b, "the last writes", -ETIMEDOUT);
+		turn(t);
+	}
+}
+
+/* Every slot has a page; all in order, once. */
+static void fill(struct write_bench *t)
+{
+	uint32_t i = 0, k;
+
+	t->nr_pages = (uint32_t)(t->d.n->capacity / t->size->bytes);
+	memset(t->page, 0, t->nr_pages * sizeof(*t->page));
+	while (i < t->nr_pages) {
+		t->stop = true;
+		for (k = 0; k < nr_ios(t->size) && i < t->nr_pages; k++, i++) {
+			t->put[k].page = i;
+			while (!put_slot(t, &t->put[k]))
+				turn(t);
+			put_start(t, &t->put[k]);
+		}
+		drain(t);
+	}
+}
+
+/* ---- blocks --------------------------------------------------------------------------- */
+
+/* Churn for @ns and at least @bytes; bytes a second. */
+static double churn(struct write_bench *t, uint64_t ns, uint64_t bytes)
+{
+	uint64_t begin, now, end;
+	double rate;
+	uint32_t i;
+
+	t->stop = false;
+	t->bytes = 0;
+	begin = now_ns();
+	end = begin + ns;
+	for (i = 0; i < nr_ios(t->size); i++)
+		put_next(t, &t->put[i]);
+	node_kick(t->d.n);
+	do {
+		turn(t);
+		now = now_ns();
+	} while (now < end || t->bytes < bytes);
+	rate = (double)t->bytes * 1e9 / (double)(now - begin);
+	drain(t);
+	return rate;
+}
+
+static double node_block(struct write_bench *t)
+{
+	disk_rest(&t->d);
+	return churn(t, BLOCK_NS, 0);
+}
+
+static double fio_block(struct write_bench *t)
+{
+	return disk_fio(&t->d, "randwrite", t->size->bytes, t->size->depth,
+			BLOCK_NS).bytes_s;
+}
+
+/* ---- numbers -------------------------------------------------------------------------- */
+
+static uint64_t all_written(const struct node_stats *st)
+{
+	return st->dir[NODE_WRITE].bytes + st->journal_bytes + st->ckpt_bytes;
+}
+
+static void put_result(struct write_bench *t, const char *table,
+		       const char *key, double v)
+{
+	json_t *o = json_object_get(t->b.results, table);
+
+	if (!o) {
+		o = json_object();
+		json_object_set_new(t->b.results, table, o);
+	}
+	json_object_set_new(o, key, json_real(round(v * 10000) / 10000));
+}
+
+/* From @was on: a node that was just filled. */
+static void amplification(struct write_bench *t, const struct node_stats *was)
+{
+	const struct node_stats *is = &t->d.n->stats;
+	uint64_t data = is->dir[NODE_WRITE].data_bytes -
+			was->dir[NODE_WRITE].data_bytes;
+	uint64_t want = TIMES * t->d.n->capacity;
+	char what[64];
+	double v;
+
+	if (data < want)
+		churn(t, 0, want - data);
+	data = is->dir[NODE_WRITE].data_bytes -
+	       was->dir[NODE_WRITE].data_bytes;
+	v = (double)(all_written(is) - all_written(was)) / (double)data;
+	bench_say("  %s: %.1f times the capacity, %llu groups of the journal, %llu checkpoints",
+		  t->size->name, (double)data / (double)t->d.n->capacity,
+		  (unsigned long long)(is->journal_groups - was->journal_groups),
+		  (unsigned long long)(is->ckpts - was->ckpts));
+	put_result(t, "write_amplification", t->size->name, v);
+	snprintf(what, sizeof(what), "write_amplification of %s", t->size->name);
+	bench_must(&t->b, what, v, "<=", 1.05);
+}
+
+static void one_size(struct write_bench *t, const struct size *size)
+{
+	const char *only = getenv("KVMM_BENCH_ONLY");
+	double ratio[PAIRS], noise[ROUNDS], r, q;
+	struct node_stats was;
+	char what[64];
+	unsigned int i;
+
+	if (only && strcmp(only, size->name))
+		return;
+	t->size = size;
+	disk_open(&t->d, NODE_WRITE, size->depth, &t->owner);
+	if (node_buf_add(t->d.n, t->mem, nr_ios(size) * size->bytes))
+		bench_say("  buffers could not be registered");
+	fill(t);
+	was = t->d.n->stats;
+	for (i = 0; i < ROUNDS; i++) {
+		double f0 = fio_block(t), s0 = node_block(t);
+		double s1 = node_block(t), f1 = fio_block(t);
+
+		ratio[2 * i] = s0 / f0;
+		ratio[2 * i + 1] = s1 / f1;
+		noise[i] = max(f0, f1) / min(f0, f1);
+		bench_say("  %s round %u of %u: %.0f and %.0f MB/s, fio %.0f and %.0f",
+			  size->name, i + 1, ROUNDS, s0 / 1e6, s1 / 1e6,
+			  f0 / 1e6, f1 / 1e6);
+	}
+	r = bench_median(ratio, PAIRS);
+	q = bench_median(noise, ROUNDS);
+	put_result(t, "write_ratio", size->name, r);
+	put_result(t, "noise", size->name, q);
+	snprintf(what, sizeof(what), "write_ratio of %s", size->name);
+	bench_must(&t->b, what, r, ">=", 0.90 / q);
+	amplification(t, &was);
+	disk_close(&t->d);
+}
+
+int main(void)
+{
+	static struct write_bench t = { .rand = 0x9e3779b97f4a7c15 };
+	size_t most = 0, i;
+
+	bench_init(&t.b, "write");
+	disk_init(&t.d, &t.b, FILE_BYTES);
+	t.owner = (struct node_owner){ .collect = collect, .arg = &t };
+	for (i = 0; i < ARRAY_SIZE(sizes); i++)
+		most = max(most, (size_t)nr_ios(&sizes[i]) * sizes[i].bytes);
+	t.mem = mmap(NULL, most, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	t.page = calloc(FILE_BYTES / sizes[0].bytes, sizeof(*t.page));
+	if (t.mem == MAP_FAILED || !t.page)
+		bench_die(&t.b, "memory", -ENOMEM);
+	memset(t.mem, 0x5a, most);
+	for (i = 0; i < ARRAY_SIZE(sizes); i++)
+		one_size(&t, &sizes[i]);
+	free(t.page);
+	disk_fini(&t.d);
+	return bench_finish(&t.b);
+}

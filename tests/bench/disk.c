@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A slot store alone, and fio beside it; see disk.h. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <jansson.h>
+
+#include "ipc/base/bits.h"
+#include "ipc/base/fd.h"
+#include "tests/bench/disk.h"
+
+/* ---- the node ------------------------------------------------------------------- */
+
+void disk_turn(struct disk *d)
+{
+	struct epoll_event ev[2];
+
+	work_poll(d->pool, 0);
+	node_poll(d->n, 0);
+	if (!work_sleep(d->pool, true))
+		epoll_wait(d->epfd, ev, 2,
+			   min(deadline_left_ms(node_next_deadline(d->n)),
+			       100));
+	work_sleep(d->pool, false);
+}
+
+static void watch(struct disk *d, int fd)
+{
+	struct epoll_event ev = { .events = EPOLLIN };
+
+	if (epoll_ctl(d->epfd, EPOLL_CTL_ADD, fd, &ev) < 0)
+		bench_die(d->b, "epoll", -errno);
+}
+
+/* Write-back has three quarters of a node's depth: that much is to be fio's. */
+void disk_open(struct disk *d, enum node_dir dir, uint32_t depth,
+	       const struct node_owner *owner)
+{
+	struct nvme_opts o = {
+		.name		= "nvme0",
+		.path		= d->node_path,
+		.bytes		= d->bytes,
+		.seg_bytes	= DISK_SEG_BYTES,
+		.depth		= dir == NODE_WRITE ?
+				  div_round_up(depth * 4, 3) : depth,
+		.engine		= NVME_ENGINE_URING,
+		.io_timeout_ns	= DISK_WAIT_NS,
+		.queue_timeout_ns = DISK_WAIT_NS,
+		.zero_bytes_s	= UINT64_C(1) << 40,
+	};
+	uint64_t end = deadline_in(DISK_WAIT_NS);
+	int err;
+
+	if (owner)
+		unlink(d->node_path);	/* nothing is to be found in it */
+	err = nvme_create(&o, d->pool, &d->n);
+	if (err)
+		bench_die(d->b, "making the node", err);
+	if (owner)
+		node_set_owner(d->n, owner);
+	watch(d, node_fd(d->n));
+	while ((d->n->state == NODE_STARTING ||
+		d->n->stats.zeroed_bytes < d->n->capacity) &&
+	       !deadline_past(end))
+		disk_turn(d);
+	if (d->n->state != NODE_ONLINE) {
+		bench_say("%s", d->n->why);
+		bench_die(d->b, "opening the store", -EIO);
+	}
+}
+
+void disk_close(struct disk *d)
+{
+	int err = node_destroy(d->n, deadline_in(DISK_WAIT_NS));
+
+	d->n = NULL;
+	if (err)
+		bench_die(d->b, "ending the node", err);
+}
+
+/* ---- fio -------------------------------------------------------------------------- */
+
+static json_t *fio_run(struct disk *d, const char *args)
+{
+	char cmd[1024];
+	json_error_t je;
+	json_t *root;
+	FILE *f;
+
+	snprintf(cmd, sizeof(cmd),
+		 "fio --name=b --filename='%s' --size=%llu --ioengine=io_uring --direct=1 --output-format=json %s 2>/dev/null",
+		 d->fio_path, (unsigned long long)d->bytes, args);
+	f = popen(cmd, "re");
+	if (!f)
+		bench_die(d->b, "fio", -errno);
+	/* it may say something before its report */
+	root = json_loadf(f, JSON_DISABLE_EOF_CHECK, &je);
+	if (pclose(f) || !root) {
+		bench_say("%s: %s", cmd, je.text);
+		bench_die(d->b, "fio (Debian's package is called that)",
+			  -ENOENT);
+	}
+	return root;
+}
+
+static double member(const json_t *o, const char *key)
+{
+	return json_number_value(json_object_get(o, key));
+}
+
+struct disk_share disk_fio(struct disk *d, const char *rw, uint32_t block_bytes,
+			   uint32_t depth, uint64_t ns)
+{
+	const json_t *job, *side;
+	struct disk_share sh;
+	uint64_t t0 = now_ns();
+	char args[300];
+	json_t *root;
+	double s;
+
+	snprintf(args, sizeof(args),
+		 "--rw=%s --bs=%u --iodepth=%u --fixedbufs=1 --registerfiles=1 --time_based --runtime=%us",
+		 rw, block_bytes, depth, (unsigned int)(ns / NSEC_PER_SEC));
+	root = fio_run(d, args);
+	job = json_array_get(json_object_get(root, "jobs"), 0);
+	side = json_object_get(job, strstr(rw, "read") ? "read" : "write");
+	s = member(side, "runtime") / 1000;
+	d->rest_ns = now_ns() - t0;
+	d->rest_ns -= min(d->rest_ns, (uint64_t)(s * NSEC_PER_SEC));
+	sh.bytes_s = member(side, "bw_bytes");
+	sh.cpu_gb = (member(job, "usr_cpu") + member(job, "sys_cpu")) / 100 *
+		    s * 1e9 / member(side, "io_bytes");
+	json_decref(root);
+	if (!(sh.bytes_s > 0))
+		bench_die(d->b, "fio moved nothing", -EIO);
+	return sh;
+}
+
+void disk_rest(const struct disk *d)
+{
+	struct timespec ts = ns_to_timespec(d->rest_ns);
+
+	nanosleep(&ts, NULL);
+}
+
+/* ---- both --------------------------------------------------------------------------- */
+
+void disk_init(struct disk *d, struct bench *b, uint64_t bytes)
+{
+	int err;
+
+	memset(d, 0, sizeof(*d));
+	d->b = b;
+	d->bytes = bytes;
+	err = td_tmpdir(NULL, "kvmm-disk", d->dir, sizeof(d->dir));
+	if (err)
+		bench_die(b, "a folder", err);
+	snprintf(d->node_path, sizeof(d->node_path), "%s/node", d->dir);
+	snprintf(d->fio_path, sizeof(d->fio_path), "%s/fio", d->dir);
+	err = work_create("bench", 1, &d->pool);
+	if (err)
+		bench_die(b, "a worker", err);
+	d->epfd = epoll_create1(EPOLL_CLOEXEC);
+	watch(d, work_fd(d->pool));
+	json_decref(fio_run(d, "--rw=write --bs=1m --iodepth=16 --end_fsync=1"));
+}
+
+void disk_fini(struct disk *d)
+{
+	work_destroy(d->pool, deadline_in(DISK_WAIT_NS));
+	close_fd(&d->epfd);
+	td_rmtree(d->dir);
+}
