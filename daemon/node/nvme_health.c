@@ -248,8 +248,9 @@ static void zero_done(struct node_io *io, int result)
 			nvme_miss(nv, "zero-write", now);
 		return;
 	}
+	/* not nvme_good(): it would hide that all reads fail */
 	if (!io->late)
-		nvme_good(nv, NODE_WRITE);
+		nv->health.full = false;
 	z->off += NVME_ZERO_BYTES;
 	if (z->off < nv->slots.seg_bytes)
 		return;
