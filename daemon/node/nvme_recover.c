@@ -16,6 +16,7 @@
 
 #define SLICE		512u
 #define SLICE_NS	(2 * NSEC_PER_MSEC)
+#define AHEAD		16u		/* records that are fetched ahead of time */
 
 /* Quarantine, in two passes: a segment is retired when nothing in it is used. */
 static void recover_bad(struct nvme *nv)
@@ -75,6 +76,18 @@ static bool recover_label(struct nvme *nv)
 	return false;
 }
 
+/* The order is that of writing, which is not that of the table. */
+static void recover_prefetch(const struct nvme_found *f)
+{
+	const char *e;
+
+	if (f->next + AHEAD >= f->nr_order)
+		return;
+	e = (const char *)&f->rec[f->order[f->next + AHEAD]];
+	__builtin_prefetch(e);
+	__builtin_prefetch(e + 64);
+}
+
 static void recover_record(const struct nvme_ent_add *e,
 			   struct node_record *rec)
 {
@@ -97,6 +110,7 @@ static bool recover_slice(struct nvme *nv)
 	while (nr < SLICE && f->next < f->nr_order) {
 		const struct nvme_ent_add *e = &f->rec[f->order[f->next++]];
 
+		recover_prefetch(f);
 		recover_record(e, &rec[nr]);
 		if (nv->slots.nr_used >= nv->open.super.records ||
 		    slots_restore(&nv->slots, &rec[nr].slot, e->ent.arg))

@@ -409,56 +409,72 @@ static void weed(struct scan *sc)
 		f->dropped += sc->seg[i].conflicts;
 }
 
-/* A pass of a radix sort by 16 bits of the sequence numbers at @shift. */
-static void sort_pass(const struct nvme_found *f, const uint32_t *from,
-		      uint32_t *to, uint32_t *count, unsigned int shift)
-{
-	uint32_t sum = 0;
+/**
+ * struct sort_key - a record on its way to its place in the order
+ *
+ * Sorted instead of the records' numbers alone: a pass would then look at all
+ * records, in an order in which nearly each is a miss of the cache.
+ */
+struct sort_key {
+	uint64_t	seq;
+	uint32_t	ix;
+};
 
-	memset(count, 0, 65536 * sizeof(*count));
-	for (uint32_t i = 0; i < f->nr_order; i++)
-		count[f->rec[from[i]].seq >> shift & 0xffff]++;
-	for (uint32_t b = 0; b < 65536; b++) {
+#define SORT_BITS	12u
+#define SORT_SIZE	(1u << SORT_BITS)
+
+/* A pass of a radix sort by SORT_BITS of the sequence numbers at @shift. */
+static void sort_pass(const struct sort_key *from, struct sort_key *to,
+		      uint32_t nr, unsigned int shift)
+{
+	uint32_t count[SORT_SIZE] = { 0 }, sum = 0;
+
+	for (uint32_t i = 0; i < nr; i++)
+		count[from[i].seq >> shift & (SORT_SIZE - 1)]++;
+	for (uint32_t b = 0; b < SORT_SIZE; b++) {
 		uint32_t n = count[b];
 
 		count[b] = sum;
 		sum += n;
 	}
-	for (uint32_t i = 0; i < f->nr_order; i++)
-		to[count[f->rec[from[i]].seq >> shift & 0xffff]++] = from[i];
+	for (uint32_t i = 0; i < nr; i++)
+		to[count[from[i].seq >> shift & (SORT_SIZE - 1)]++] = from[i];
 }
 
 static int sort_records(struct nvme_found *f)
 {
-	uint32_t *tmp = malloc(max(f->nr, 1u) * sizeof(*tmp));
-	uint32_t *count = malloc(65536 * sizeof(*count));
+	size_t room = max(f->nr, 1u);
+	struct sort_key *from = malloc(room * sizeof(*from));
+	struct sort_key *to = malloc(room * sizeof(*to));
 	uint64_t any = 0, all = UINT64_MAX;
 
-	f->order = malloc(max(f->nr, 1u) * sizeof(*f->order));
-	if (!tmp || !count || !f->order) {
-		free(tmp);
-		free(count);
+	f->order = malloc(room * sizeof(*f->order));
+	if (!from || !to || !f->order) {
+		free(from);
+		free(to);
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < f->nr; i++) {
 		if (f->rec[i].ent.type != NVME_ENT_ADD)
 			continue;
-		f->order[f->nr_order++] = i;
+		from[f->nr_order++] = (struct sort_key){ f->rec[i].seq, i };
 		any |= f->rec[i].seq;
 		all &= f->rec[i].seq;
 	}
-	for (unsigned int shift = 0; shift < 64; shift += 16) {
-		uint32_t *was = f->order;
+	for (unsigned int shift = 0; shift < 64; shift += SORT_BITS) {
+		struct sort_key *was = from;
 
 		/* digits that are the same everywhere sort nothing */
-		if (!((any ^ all) >> shift & 0xffff) || !f->nr_order)
+		if (!((any ^ all) >> shift & (SORT_SIZE - 1)) || !f->nr_order)
 			continue;
-		sort_pass(f, was, tmp, count, shift);
-		f->order = tmp;
-		tmp = was;
+		sort_pass(from, to, f->nr_order, shift);
+		from = to;
+		to = was;
 	}
-	free(tmp);
-	free(count);
+	for (uint32_t i = 0; i < f->nr_order; i++)
+		f->order[i] = from[i].ix;
+	free(from);
+	free(to);
 	return 0;
 }
 
