@@ -7,6 +7,7 @@
  *	nvme_journal.c	entries on their way to the medium
  *	nvme_label.c	labels
  *	nvme_ckpt.c	checkpoints
+ *	nvme_ahead.c	start-up: reading ahead
  *	nvme_scan.c	start-up, on a worker: what is on the medium?
  *	nvme_recover.c	start-up, on the loop: hand it to the owner
  *
@@ -239,6 +240,22 @@ void nvme_ckpt_fini(struct nvme *nv);
 void nvme_ckpt_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_ckpt_next(const struct nvme *nv);
 void nvme_record_again(struct node *n, const struct node_record *rec);
+
+/* nvme_ahead.c; on the worker */
+struct nvme_ahead;
+struct nvme_open;
+
+/* Ranges have @max_blocks at most. */
+int nvme_ahead_create(struct nvme_open *o, uint64_t max_blocks,
+		      struct nvme_ahead **ret);
+/* NULL is fine. Waits for what is being read. */
+void nvme_ahead_destroy(struct nvme_ahead *a);
+/*
+ * The @nr blocks at @off, valid until the next call; blocks that cannot be read are
+ * zero. @next_nr at @next_off are what will be wanted then; 0: nobody knows.
+ */
+const char *nvme_ahead_read(struct nvme_ahead *a, uint64_t off, uint64_t nr,
+			    uint64_t next_off, uint64_t next_nr);
 
 /* nvme_scan.c; on the worker */
 int nvme_scan(struct nvme *nv, struct nvme_found **ret);

@@ -47,8 +47,9 @@ struct seg_view {
 
 /**
  * struct scan - one reading of a store
- * @buf:	READ_BYTES
- * @bytes:	read so far
+ * @ahead:	who reads
+ * @buf:	what was read last
+ * @bytes:	that were asked for so far
  * @seg:	by segment
  * @gap:	the journal's first block is missing because the ring was
  *		written over: the checkpoint is older than what is needed
@@ -57,7 +58,8 @@ struct scan {
 	struct nvme		*nv;
 	const struct nvme_super	*sb;
 	struct nvme_found	*f;
-	char			*buf;
+	struct nvme_ahead	*ahead;
+	const char		*buf;
 	uint64_t		bytes;
 	struct seg_view		*seg;
 	bool			gap;
@@ -289,21 +291,17 @@ static int scan_block(struct scan *sc, const struct nvme_block *b)
 
 /* ---- reading ----------------------------------------------------------------- */
 
-/* Read @nr blocks to sc->buf; what cannot be read is zero, and so not good. */
-static void read_blocks(struct scan *sc, uint64_t off, uint64_t nr)
+/* A range of blocks; @nr 0: none. */
+struct range {
+	uint64_t	off;
+	uint64_t	nr;
+};
+
+/* Have sc->buf show @r; @next is what will most likely be read after it. */
+static void read_blocks(struct scan *sc, struct range r, struct range next)
 {
-	size_t len = (size_t)nr * NVME_BLOCK;
-
-	sc->bytes += len;
-	if (!nvme_open_rw(&sc->nv->open, false, sc->buf, len, off))
-		return;
-	for (uint64_t i = 0; i < nr; i++) {
-		char *p = sc->buf + i * NVME_BLOCK;
-
-		if (nvme_open_rw(&sc->nv->open, false, p, NVME_BLOCK,
-				 off + i * NVME_BLOCK))
-			memset(p, 0, NVME_BLOCK);
-	}
+	sc->bytes += r.nr * NVME_BLOCK;
+	sc->buf = nvme_ahead_read(sc->ahead, r.off, r.nr, next.off, next.nr);
 }
 
 static const struct nvme_block *buf_block(const struct scan *sc, uint64_t ix)
@@ -317,7 +315,9 @@ static bool read_end(struct scan *sc, int area, struct nvme_ent_end *end)
 	const struct nvme_super *sb = sc->sb;
 	const struct nvme_ent *e;
 
-	read_blocks(sc, sb->ckpt_off + (uint64_t)area * sb->ckpt_bytes, 1);
+	read_blocks(sc, (struct range){ sb->ckpt_off + (uint64_t)area *
+					sb->ckpt_bytes, 1 },
+		    (struct range){ 0, 0 });
 	if (!nvme_block_good(buf_block(sc, 0), NVME_KIND_END, sb->uuid))
 		return false;
 	e = nvme_block_next(buf_block(sc, 0), NULL);
@@ -328,19 +328,45 @@ static bool read_end(struct scan *sc, int area, struct nvme_ent_end *end)
 	       end->journal_seq && end->journal_seq < UINT64_MAX / 2;
 }
 
+/* The journal from block @seq on, a piece of it. */
+static struct range journal_range(const struct scan *sc, uint64_t seq)
+{
+	const struct nvme_super *sb = sc->sb;
+	uint64_t from = sc->f->end.journal_seq;
+	uint64_t ring = sb->journal_bytes / NVME_BLOCK;
+	uint64_t n = min(from + ring - seq, ring - seq % ring);
+
+	/* not far beyond the end, which mostly comes soon */
+	n = min(n, seq == from ? (uint64_t)NVME_GROUP_BLOCKS * 4 :
+		(uint64_t)READ_BYTES / NVME_BLOCK);
+	return (struct range){ sb->journal_off + seq % ring * NVME_BLOCK, n };
+}
+
+/* The checkpoint from block @at on, a piece of it; behind it the journal. */
+static struct range ckpt_range(const struct scan *sc, uint64_t at)
+{
+	const struct nvme_super *sb = sc->sb;
+	const struct nvme_found *f = sc->f;
+	uint64_t off = sb->ckpt_off + (uint64_t)f->area * sb->ckpt_bytes;
+
+	if (at > f->end.nr_blocks)
+		return journal_range(sc, f->end.journal_seq);
+	return (struct range){ off + at * NVME_BLOCK,
+			       min(f->end.nr_blocks - at + 1,
+				   (uint64_t)READ_BYTES / NVME_BLOCK) };
+}
+
 static int read_ckpt(struct scan *sc)
 {
 	const struct nvme_super *sb = sc->sb;
 	struct nvme_found *f = sc->f;
-	uint64_t off = sb->ckpt_off + (uint64_t)f->area * sb->ckpt_bytes;
 	uint64_t at = 1;
 
 	while (at <= f->end.nr_blocks) {
-		uint64_t n = min(f->end.nr_blocks - at + 1,
-				 (uint64_t)READ_BYTES / NVME_BLOCK);
+		struct range r = ckpt_range(sc, at);
 
-		read_blocks(sc, off + at * NVME_BLOCK, n);
-		for (uint64_t i = 0; i < n; i++, at++) {
+		read_blocks(sc, r, ckpt_range(sc, at + r.nr));
+		for (uint64_t i = 0; i < r.nr; i++, at++) {
 			const struct nvme_block *b = buf_block(sc, i);
 			int err;
 
@@ -361,20 +387,17 @@ static int read_journal(struct scan *sc)
 {
 	const struct nvme_super *sb = sc->sb;
 	struct nvme_found *f = sc->f;
-	uint64_t ring = sb->journal_bytes / NVME_BLOCK;
 	uint64_t seq = f->end.journal_seq;
-	uint64_t stop = seq + ring;
+	uint64_t stop = seq + sb->journal_bytes / NVME_BLOCK;
 
 	f->max_opens = max(f->max_opens, f->end.opens);
 	while (seq < stop) {
-		uint64_t n = min(stop - seq, ring - seq % ring);
+		struct range r = journal_range(sc, seq), next = { 0, 0 };
 
-		/* not far beyond the end, which mostly comes soon */
-		n = min(n, seq == f->end.journal_seq ?
-			(uint64_t)NVME_GROUP_BLOCKS * 4 :
-			(uint64_t)READ_BYTES / NVME_BLOCK);
-		read_blocks(sc, sb->journal_off + seq % ring * NVME_BLOCK, n);
-		for (uint64_t i = 0; i < n; i++, seq++) {
+		if (seq + r.nr < stop)
+			next = journal_range(sc, seq + r.nr);
+		read_blocks(sc, r, next);
+		for (uint64_t i = 0; i < r.nr; i++, seq++) {
 			const struct nvme_block *b = buf_block(sc, i);
 			bool good = nvme_block_good(b, NVME_KIND_JOURNAL,
 						    sb->uuid);
@@ -576,10 +599,11 @@ int nvme_scan(struct nvme *nv, struct nvme_found **ret)
 	uint64_t start_ns = now_ns();
 	int err;
 
-	if (posix_memalign((void **)&sc.buf, NVME_BLOCK, READ_BYTES))
-		return -ENOMEM;
+	err = nvme_ahead_create(&nv->open, READ_BYTES / NVME_BLOCK, &sc.ahead);
+	if (err)
+		return err;
 	err = scan_choose(&sc);
-	free(sc.buf);
+	nvme_ahead_destroy(sc.ahead);
 	if (!err)
 		err = scan_finish(&sc);
 	segs_free(&sc);
