@@ -64,8 +64,12 @@ void sched_destroy(struct sched *s)
 	free(s);
 }
 
-const struct sched_stats *sched_stats(const struct sched *s)
+const struct sched_stats *sched_stats(struct sched *s)
 {
+	s->st.publishing = 0;
+	for (unsigned int i = 0; i < MAX_OPS; i++)
+		s->st.publishing += s->op[i].tag &&
+				    s->op[i].kind == OP_PUBLISH;
 	return &s->st;
 }
 

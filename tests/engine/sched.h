@@ -103,6 +103,7 @@ struct sched_done {
  * struct sched_stats - what happened
  * @published, @exists, @refused: pages, by what was said of their publish;
  *		@refused: also those that could not be posted
+ * @publishing:	publishes of which the outcome is not known yet (not a sum)
  * @gave_way:	sequences preempted because frames had run out
  * @not_fetched: units (--blob: states) that were to come and did not: computed
  * @unsaved:	states that no memory was found for (--blob)
@@ -113,6 +114,7 @@ struct sched_done {
 struct sched_stats {
 	uint64_t	steps, tokens, requests;
 	uint64_t	hit_pages, fetched_pages, published, exists, refused;
+	uint64_t	publishing;
 	uint64_t	preempted, gave_way, not_fetched, forks, epochs;
 	uint64_t	unsaved, nonsense;
 	uint64_t	guarded, unguarded;
@@ -145,6 +147,6 @@ bool sched_idle(const struct sched *s);
 /** sched_preempt() - all that runs gives way */
 void sched_preempt(struct sched *s, enum preempt how);
 
-const struct sched_stats *sched_stats(const struct sched *s);
+const struct sched_stats *sched_stats(struct sched *s);
 
 #endif

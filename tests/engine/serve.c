@@ -128,6 +128,7 @@ void serve_stats(const struct sched_stats *st, const struct kv *kv)
 	add(o, "hit_pages", st->hit_pages);
 	add(o, "fetched_pages", st->fetched_pages);
 	add(o, "published", st->published);
+	add(o, "publishing", st->publishing);
 	add(o, "exists", st->exists);
 	add(o, "refused", st->refused);
 	add(o, "preempted", st->preempted);

@@ -104,7 +104,9 @@ static void a_hit_from_another_process_is_no_copy(void **state)
 		ep_start(&e[0], f->d.socket, "-c", shapes[i], NULL);
 		ep_start(&e[1], f->d.socket, "-c", shapes[i], "--guard", NULL);
 		ep_one(&e[0], shapes[i], &cold);
+		T_WAIT(5000, !ep_stat(&e[0], "publishing"));
 		a = ep_one(&e[1], shapes[i], &cold);
+		T_WAIT(5000, !ep_stat(&e[1], "publishing"));
 		T_CHECK(a.hit >= 128, "%s: %u tokens hit", shapes[i], a.hit);
 		T_CHECK(a.hit + a.computed <= a.prompt + 24);
 		a = ep_one(&e[1], shapes[i], &more);
