@@ -13,9 +13,11 @@
 #include <string.h>
 
 #include "daemon/node/node_ops.h"
+#include "ipc/base/rand.h"
 
 #define FAULT_MAX_RULES		16
 #define FAULT_MAX_SPEC		1024
+#define FAULT_SURE		1000u
 
 /**
  * struct fault_rule - one line of the table
@@ -23,6 +25,9 @@
  * @left:	how often still; UINT64_MAX for ever
  * @skip:	how many still pass before
  * @counted:	has n= or skip=: not for a node's own I/O
+ * @off:	only what touches @len bytes from here; @len 0: wherever it is
+ * @luck:	strikes so many times of FAULT_SURE
+ * @seed:	of @rng, which decides
  */
 struct fault_rule {
 	char		who[32];
@@ -31,6 +36,11 @@ struct fault_rule {
 	uint64_t	left;
 	uint64_t	skip;
 	bool		counted;
+	uint64_t	off;
+	uint64_t	len;
+	uint64_t	luck;
+	uint64_t	seed;
+	struct rng	rng;
 };
 
 struct fault_table {
@@ -59,9 +69,13 @@ static const struct {
 	{ "enodata",	{ FAULT_ERROR, .err = ENODATA } },
 	{ "erofs",	{ FAULT_ERROR, .err = EROFS } },
 	{ "enospc",	{ FAULT_ERROR, .err = ENOSPC } },
+	{ "edquot",	{ FAULT_ERROR, .err = EDQUOT } },
+	{ "efbig",	{ FAULT_ERROR, .err = EFBIG } },
+	{ "eperm",	{ FAULT_ERROR, .err = EPERM } },
 	{ "enomem",	{ FAULT_ERROR, .err = ENOMEM } },
 	{ "short",	{ FAULT_SHORT } },
 	{ "stall",	{ FAULT_STALL, .ms = 10000 } },
+	{ "reorder",	{ FAULT_REORDER, .ms = 10 } },
 	{ "flip",	{ FAULT_FLIP } },
 	{ "drop",	{ FAULT_DROP } },
 	{ "torn",	{ FAULT_TORN } },
@@ -89,9 +103,19 @@ static int rule_option(struct fault_rule *r, const char *opt,
 		r->counted = true;
 	} else if (!strncmp(opt, "ms=", 3) && v <= UINT32_MAX) {
 		r->fault.ms = (uint32_t)v;
+	} else if (!strncmp(opt, "p=", 2) && v <= FAULT_SURE) {
+		r->luck = v;
+	} else if (!strncmp(opt, "seed=", 5)) {
+		r->seed = v;
+	} else if (!strncmp(opt, "off=", 4)) {
+		r->off = v;
+		r->len = r->len ? r->len : 1;
+	} else if (!strncmp(opt, "len=", 4) && v) {
+		r->len = v;
 	} else {
 		return errmsg_set(msg, -EINVAL,
-				  "'%s': known are n=, skip= and ms=", opt);
+				  "'%s': known are n=, skip=, ms=, p=, seed=, off= and len=",
+				  opt);
 	}
 	return 0;
 }
@@ -112,6 +136,7 @@ static int rule_parse(struct fault_rule *r, char *text, struct errmsg *msg)
 	memset(r, 0, sizeof(*r));
 	strcpy(r->who, who);
 	r->left = UINT64_MAX;
+	r->luck = FAULT_SURE;
 
 	for (i = 0; i < ARRAY_SIZE(whats) && strcmp(what, whats[i].name); i++)
 		;
@@ -133,6 +158,7 @@ static int rule_parse(struct fault_rule *r, char *text, struct errmsg *msg)
 		if (err)
 			return err;
 	}
+	rng_seed(&r->rng, r->seed);
 	return 0;
 }
 
@@ -179,14 +205,25 @@ int fault_env(void)
 	return err;
 }
 
-bool fault_ask(const struct node *n, enum fault_what what, bool internal,
-	       struct fault *f)
+static bool rule_meets(const struct fault_rule *r, const struct node *n,
+		       enum fault_what what, bool internal, uint64_t off,
+		       uint64_t len)
+{
+	if (r->what != what || !r->left || (internal && r->counted) ||
+	    (strcmp(r->who, n->name) && strcmp(r->who, n->ops->name)))
+		return false;
+	return !r->len || (len && off < r->off + r->len && r->off < off + len);
+}
+
+bool fault_ask_at(const struct node *n, enum fault_what what, bool internal,
+		  uint64_t off, uint64_t len, struct fault *f)
 {
 	for (unsigned int i = 0; i < table.nr; i++) {
 		struct fault_rule *r = &table.rule[i];
 
-		if (r->what != what || !r->left || (internal && r->counted) ||
-		    (strcmp(r->who, n->name) && strcmp(r->who, n->ops->name)))
+		if (!rule_meets(r, n, what, internal, off, len) ||
+		    (r->luck < FAULT_SURE &&
+		     rng_below(&r->rng, FAULT_SURE) >= r->luck))
 			continue;
 		if (r->skip) {
 			r->skip--;
@@ -196,9 +233,19 @@ bool fault_ask(const struct node *n, enum fault_what what, bool internal,
 			r->left--;
 		nr_hits++;
 		*f = r->fault;
+		if (f->how == FAULT_REORDER) {
+			f->how = FAULT_STALL;
+			f->ms = (uint32_t)rng_below(&r->rng, r->fault.ms + 1ull);
+		}
 		return true;
 	}
 	return false;
+}
+
+bool fault_ask(const struct node *n, enum fault_what what, bool internal,
+	       struct fault *f)
+{
+	return fault_ask_at(n, what, internal, 0, 0, f);
 }
 
 static struct {

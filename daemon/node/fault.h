@@ -11,16 +11,23 @@
  *	WHO	name of a node or of its back end ("nvme0", "nvme", "host")
  *	WHAT	read, write, journal (a write of journal or checkpoint), or get
  *		(an extent; memory for the journal)
- *	HOW	eio, enodata, erofs, enospc, enomem: fail so
+ *	HOW	eio, enodata, erofs, enospc, edquot, efbig, eperm, enomem: fail
+ *			so, after ms=N; 0
  *		short	transfer half
  *		stall	keep it in flight for ms=N, then do it
+ *		reorder	hold it back for a random time up to ms=N: what is in
+ *			flight together happens in any order
  *		flip	one bit of what was read is wrong
  *		drop	a write that reports success and never happens
  *		torn	a write that reports success, of which half happens
  *		stale	a read that reports success and leaves the memory alone
  *	KEY	n=N	only so many times
  *		skip=N	let the first N pass
- *		ms=N	for stall; 10000
+ *		ms=N	for stall, 10000; for reorder, 10; for an error, 0
+ *		p=N	strikes N times of 1000, by chance
+ *		seed=N	of that chance; 0. The same one, the same sequence
+ *		off=N	only where byte N is touched, or one of the
+ *		len=N	bytes from there on
  *
  * As "nvme:write:eio:n=3;nvme:read:stall:ms=10000". A node's own I/O (probes,
  * zero-writing) meets the rules without n= and skip= only, but for journal.
@@ -50,6 +57,7 @@ enum fault_how {
 	FAULT_DROP,
 	FAULT_TORN,
 	FAULT_STALE,
+	FAULT_REORDER,		/* in rules only: what strikes is a FAULT_STALL */
 };
 
 enum fault_tap_when {
@@ -60,7 +68,7 @@ enum fault_tap_when {
 /**
  * struct fault - what is to go wrong
  * @err:	positive errno, for FAULT_ERROR
- * @ms:		milliseconds, for FAULT_STALL
+ * @ms:		milliseconds, for FAULT_STALL; before FAULT_ERROR
  */
 struct fault {
 	enum fault_how	how;
@@ -91,6 +99,10 @@ int fault_env(void);
 bool fault_ask(const struct node *n, enum fault_what what, bool internal,
 	       struct fault *f);
 
+/** fault_ask_at() - the same for a transfer of @len bytes at @off */
+bool fault_ask_at(const struct node *n, enum fault_what what, bool internal,
+		  uint64_t off, uint64_t len, struct fault *f);
+
 /** fault_hits() - how often a rule has struck since the last fault_set() */
 uint64_t fault_hits(void);
 
@@ -119,6 +131,13 @@ static inline int fault_env(void)
 
 static inline bool fault_ask(const struct node *n, enum fault_what what,
 			     bool internal, struct fault *f)
+{
+	return false;
+}
+
+static inline bool fault_ask_at(const struct node *n, enum fault_what what,
+				bool internal, uint64_t off, uint64_t len,
+				struct fault *f)
 {
 	return false;
 }

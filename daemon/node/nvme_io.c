@@ -331,8 +331,9 @@ static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 	io->priv.parts = IO_PART_ENGINE;
 	io->priv.buf_ix = -1;
 	io->priv.res = 0;
-	fault_ask(&nv->node, io_what(io), io->priv.internal && !io->priv.sync,
-		  &f);
+	fault_ask_at(&nv->node, io_what(io),
+		     io->priv.internal && !io->priv.sync, io->slot.off,
+		     io_bytes(io), &f);
 	io->priv.fault = (uint8_t)f.how;
 	io->priv.due_ns = now;
 	switch (f.how) {
@@ -344,6 +345,7 @@ static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 		return;
 	case FAULT_ERROR:
 		io->priv.res = -f.err;
+		io->priv.due_ns = now + f.ms * NSEC_PER_MSEC;
 		break;
 	case FAULT_SHORT:
 		io->priv.res = (int)(io_bytes(io) / 2);
@@ -352,6 +354,7 @@ static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 	case FAULT_STALE:
 		io->priv.res = (int)io_bytes(io);
 		break;
+	case FAULT_REORDER:
 	case FAULT_STALL:
 		io->priv.due_ns = now + f.ms * NSEC_PER_MSEC;
 		break;
@@ -590,6 +593,20 @@ bool nvme_buf_busy(const struct node *n, const void *addr, uint64_t len)
 
 /* ---- the loop's part ------------------------------------------------------ */
 
+/* To @due, behind what is due before it. */
+static void stalled_sort(struct list *due, struct node_io *io)
+{
+	struct node_io *other, *tmp;
+
+	list_move_tail(due, &io->priv.list);
+	list_for_each_entry_safe(other, tmp, due, priv.list) {
+		if (other == io)
+			return;
+		if (other->priv.due_ns > io->priv.due_ns)
+			list_move_tail(due, &other->priv.list);
+	}
+}
+
 /* Injected faults whose time has come. */
 static void stalled_poll(struct nvme *nv, uint64_t now)
 {
@@ -599,7 +616,7 @@ static void stalled_poll(struct nvme *nv, uint64_t now)
 	list_init(&due);
 	list_for_each_entry_safe(io, tmp, &nv->stalled, priv.list)
 		if (io->priv.due_ns <= now)
-			list_move_tail(&due, &io->priv.list);
+			stalled_sort(&due, io);
 	while ((io = list_first(&due, struct node_io, priv.list))) {
 		list_move_tail(&nv->flying, &io->priv.list);
 		io->priv.stage = IO_FLYING;

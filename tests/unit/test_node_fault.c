@@ -66,6 +66,8 @@ static void wrong_rules_are_refused_with_a_sentence(void **state)
 		"nvme", "nvme:write", "nvme:wrote:eio", "nvme:write:burn",
 		"nvme:write:eio:x=1", "nvme:write:eio:n=", "nvme:read:eio:n=-1",
 		"nvme:read:eio:n=1x", "nvme:read:stall:ms=99999999999",
+		"nvme:read:eio:p=1001", "nvme:read:eio:p=", "nvme:read:eio:seed=x",
+		"nvme:read:eio:len=0",
 		"a name that is longer than any node's name:read:eio",
 	};
 
@@ -93,6 +95,96 @@ static void rules_skip_and_count(void **state)
 	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), -EIO);
 	assert_int_equal(op_read(&r, &slot, r.mem, LEN, "p", crc), 0);
 	assert_int_equal(node_fault_hits(), 2);
+	rig_fini(&r);
+}
+
+static void rules_for_a_place_leave_others_alone(void **state)
+{
+	struct node_slot slot[2];
+	uint32_t crc[2];
+	char rule[80];
+	struct rig r;
+
+	fault_rig(&r, 20000, 20);
+	crc[0] = page_new(&r, &slot[0]);
+	crc[1] = page_new(&r, &slot[1]);
+	snprintf(rule, sizeof(rule), "nvme:read:eio:off=%llu",
+		 (unsigned long long)(slot[1].off + LEN - 1));
+	faults(rule);
+	assert_int_equal(op_read(&r, &slot[0], r.mem, LEN, "p", crc[0]), 0);
+	assert_int_equal(op_read(&r, &slot[1], r.mem, LEN, "p", crc[1]), -EIO);
+	snprintf(rule, sizeof(rule), "nvme:read:eio:off=%llu:len=4096",
+		 (unsigned long long)(slot[1].off + LEN));
+	faults(rule);
+	assert_int_equal(op_read(&r, &slot[1], r.mem, LEN, "p", crc[1]), 0);
+	rig_fini(&r);
+}
+
+/* Which of 200 reads fail, with a rule of chance? */
+static void reads_by_chance(struct rig *r, const struct node_slot *slot,
+			    uint32_t crc, const char *rule, bool *bad)
+{
+	faults(rule);
+	for (int i = 0; i < 200; i++)
+		bad[i] = op_read(r, slot, r->mem, LEN, "p", crc);
+}
+
+static void chance_has_a_seed(void **state)
+{
+	bool a[200], b[200], c[200];
+	struct node_slot slot;
+	unsigned int nr = 0;
+	uint32_t crc;
+	struct rig r;
+
+	rig_init_memory(&r);
+	r.o.degrade_after = r.o.fail_after = 1000000;
+	rig_open(&r);
+	crc = page_new(&r, &slot);
+	reads_by_chance(&r, &slot, crc, "nvme:read:eio:p=300:seed=5", a);
+	reads_by_chance(&r, &slot, crc, "nvme:read:eio:p=300:seed=5", b);
+	reads_by_chance(&r, &slot, crc, "nvme:read:eio:p=300:seed=6", c);
+	assert_memory_equal(a, b, sizeof(a));
+	assert_memory_not_equal(a, c, sizeof(a));
+	for (int i = 0; i < 200; i++)
+		nr += a[i];
+	assert_in_range(nr, 30, 90);
+	reads_by_chance(&r, &slot, crc, "nvme:read:eio:p=0", a);
+	for (int i = 0; i < 200; i++)
+		assert_false(a[i]);
+	rig_fini(&r);
+}
+
+static void reordered_writes_all_happen(void **state)
+{
+	enum { N = 16 };
+	static struct op op[N];
+	struct node_slot slot[N];
+	bool mixed = false;
+	struct rig r;
+
+	fault_rig(&r, 20000, 20);
+	faults("nvme:write:reorder:ms=60:seed=3");
+	for (int i = 0; i < N; i++) {
+		char *at = r.mem + (size_t)i * LEN;
+
+		fill(at, LEN, 100u + (unsigned int)i);
+		assert_int_equal(node_slot_alloc(r.n, LEN, &slot[i]), 0);
+		op_init(&op[i], NODE_WRITE, &slot[i], at, LEN, "p");
+		assert_int_equal(node_submit(r.n, &op[i].io), 0);
+	}
+	for (int i = 0; i < N; i++) {
+		rig_until(&r, op[i].nr_release);
+		assert_int_equal(op[i].told, 0);
+		mixed |= i && op[i].done_ns < op[i - 1].done_ns;
+	}
+	assert_true(mixed);
+	faults(NULL);
+	for (int i = 0; i < N; i++) {
+		assert_int_equal(op_read(&r, &slot[i], r.mem, LEN, "p",
+					 op[i].io.crc), 0);
+		assert_filled(r.mem, LEN, 100u + (unsigned int)i);
+	}
 	rig_fini(&r);
 }
 
@@ -718,6 +810,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(wrong_rules_are_refused_with_a_sentence),
 		cmocka_unit_test(rules_skip_and_count),
+		cmocka_unit_test(rules_for_a_place_leave_others_alone),
+		cmocka_unit_test(chance_has_a_seed),
+		cmocka_unit_test(reordered_writes_all_happen),
 		cmocka_unit_test(failed_write_is_told_and_its_slot_kept_away),
 		cmocka_unit_test(
 			bad_slots_come_back_when_they_could_be_rewritten),
