@@ -81,7 +81,7 @@ struct recovery;			/* persist.c: what a block node finds again */
  * @page:	memory: whose it is
  * @link:	memory: in pool.dirty while READY without a READY copy below, moved
  *		to its tail by a touch
- * @slot_next:	block: in its node's table of slots (writeback.c), from the slot's
+ * @slot_next:	block: in its node's table of slots (slots.c), from the slot's
  *		allocation to its return
  * @crc:	block: checksum that a read must show
  *
@@ -195,7 +195,7 @@ struct mm_node {
 	uint64_t	bytes_pages;
 	struct mm_counters c;
 	struct list	pools;		/* mm_pool.node_link */
-	struct copy	**slots;	/* block: copy.slot_next by offset, writeback.c */
+	struct copy	**slots;	/* block: copy.slot_next by offset, slots.c */
 	uint64_t	nr_slot_lists;
 	uint64_t	slot_list_bytes;
 	uint64_t	wb_bytes;	/* block: being written to it */

@@ -101,7 +101,7 @@ void copy_drop_tree(struct page *pg, struct mm_node *nd);
  */
 bool copy_tree_may_go(struct page *pg, struct mm_node *nd, uint32_t *budget);
 
-/* -- writeback.c -------------------------------------------------------------- */
+/* -- slots.c ------------------------------------------------------------------ */
 
 /* Room for one page of @pg's length on the block node @nd; see slot_room(). */
 int slot_get(struct page *pg, struct mm_node *nd);
@@ -111,6 +111,11 @@ uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off);
 /* The copy's slot is set: into the node's table of slots; false: no memory. */
 bool slot_link(struct page *pg, struct mm_node *nd);
 void slot_unlink(struct page *pg, struct mm_node *nd);
+/* Free a few slots of what a block pool needs least; returns how many. */
+uint32_t slots_evict(struct mm_pool *p);
+
+/* -- writeback.c -------------------------------------------------------------- */
+
 /* The I/O of a write is over and its page's copy is doomed. */
 bool wback_over(const struct copy *c);
 void wback_free(struct copy *c);

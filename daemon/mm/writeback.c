@@ -11,10 +11,9 @@
  * all of them are still READY above.
  *
  * Admission. Which pages are worth a write is in admit.c; asked is the page that
- * is to leave, and not the ancestors that it needs. Where the node is full, the slots that are
- * needed least leave it (slot_room()); nothing waits for them, since a slot is
- * free when its page is dropped. A page that finds no room, or a medium that
- * takes no writes, stays where it is, and reclaim may drop it.
+ * is to leave, and not the ancestors that it needs. Where the node is full slots.c
+ * makes room. A page that finds none, or a medium that takes no writes, stays
+ * where it is, and reclaim may drop it.
  *
  * Gangs. A page of a gang is gathered into a buffer by a worker, and written from
  * there: the copy is WRITING all along. What the node refuses then fails like a
@@ -60,12 +59,6 @@
 
 #define WB_PAUSE_NS		(10 * NSEC_PER_MSEC)
 #define WB_LOOK			512u	/* dirty pages looked at a call */
-#define SLOT_LISTS		(UINT64_C(1) << 20)
-#define SLOT_LIST_MIN		(UINT64_C(1) << 20)
-#define SLOT_VICTIMS		4u	/* freed at once when a node is full */
-#define SLOT_SEGMENTS		4u	/* segments tried for another size */
-#define SLOT_TREE_MAX		4096u	/* pages that may go with a segment */
-#define PEEK_SCAN		32u
 
 /**
  * struct wback - a page on its way to a block node
@@ -126,220 +119,6 @@ bool pool_full_of_writes(const struct mm_pool *p, const struct mm_node *lo)
 		return true;
 	return lo->wb_ios >= WB_IOS_MAX ||
 	       (lo->wb_ios >= WB_IOS_MIN && lo->wb_bytes >= WB_BYTES);
-}
-
-/* -- slots ------------------------------------------------------------------- */
-
-/*
- * Copies on a block node by the offset of their slots: which pages lie in a
- * segment that is to change its size class. A list holds what lies in some MiB,
- * which is little, and is linked one way only: there may be many millions of
- * copies. Made with the first slot, since the node knows its capacity only when it
- * is online.
- */
-static bool slot_lists(struct mm_node *nd)
-{
-	uint64_t n = nd->node->capacity / SLOT_LIST_MIN;
-
-	if (nd->slots)
-		return true;
-	n = clamp(n, (uint64_t)1, SLOT_LISTS);
-	nd->slots = calloc(n, sizeof(*nd->slots));
-	if (!nd->slots)
-		return false;
-	nd->nr_slot_lists = n;
-	nd->slot_list_bytes = div_round_up(nd->node->capacity, n);
-	return true;
-}
-
-uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off)
-{
-	return min(off / nd->slot_list_bytes, nd->nr_slot_lists - 1);
-}
-
-/* When was the page used that this pool would give up first? */
-static enum kvmm_policy_answer peek_offer(struct mm_pool *p, struct page *pg,
-					  void *arg)
-{
-	uint64_t *touched = arg;
-
-	if (!slot_evictable(pg, p->nd))
-		return KVMM_POLICY_REFUSED;
-	*touched = page_copy(pg, p->nd)->pol.touched_ns;
-	return KVMM_POLICY_ENOUGH;
-}
-
-static uint64_t pool_coldest(struct mm_pool *p)
-{
-	uint64_t touched = UINT64_MAX;
-
-	if (p->nr_pages)
-		pool_select(p, 1, PEEK_SCAN, peek_offer, &touched);
-	return touched;
-}
-
-/*
- * The pool on @nd that holds what was used longest ago. Another one than @own
- * must be worth it: twice as old, or @own has nothing to give.
- */
-static struct mm_pool *coldest_pool(struct mm_node *nd, struct mm_pool *own)
-{
-	uint64_t now = nd->mm->now_ns, best_ns = pool_coldest(own);
-	uint64_t limit = best_ns;
-	struct mm_pool *p, *best = best_ns == UINT64_MAX ? NULL : own;
-
-	if (best && now > best_ns)
-		limit = best_ns - min(best_ns, now - best_ns);
-	list_for_each_entry(p, &nd->pools, node_link) {
-		uint64_t ns = p == own ? UINT64_MAX : pool_coldest(p);
-
-		if (ns >= limit)
-			continue;
-		limit = ns;
-		best = p;
-	}
-	return best;
-}
-
-static uint32_t evict_slots(struct mm_pool *p)
-{
-	struct reclaim_control rc = {
-		.want		= SLOT_VICTIMS,
-		.max_scan	= WB_LOOK,
-		.deadline_ns	= now_ns() + TIER_SLICE_NS,
-	};
-
-	pool_reclaim(p, &rc);
-	return rc.freed;
-}
-
-/* Could every page of the segment go, with all that hangs on them? */
-static bool segment_may_go(struct mm_node *nd, const struct node_range *r)
-{
-	uint64_t i, last = slot_list_ix(nd, r->end - 1);
-	uint32_t budget = SLOT_TREE_MAX;
-	struct copy *c;
-
-	for (i = slot_list_ix(nd, r->off); i <= last; i++)
-		for (c = nd->slots[i]; c; c = c->slot_next)
-			if (c->slot.off >= r->off && c->slot.off < r->end &&
-			    !copy_tree_may_go(copy_page(c, nd), nd, &budget))
-				return false;
-	return true;
-}
-
-/* The first copy in the segment; NULL when it is empty. */
-static struct copy *segment_first(struct mm_node *nd,
-				  const struct node_range *r)
-{
-	uint64_t i, last = slot_list_ix(nd, r->end - 1);
-	struct copy *c;
-
-	for (i = slot_list_ix(nd, r->off); i <= last; i++)
-		for (c = nd->slots[i]; c; c = c->slot_next)
-			if (c->slot.off >= r->off && c->slot.off < r->end)
-				return c;
-	return NULL;
-}
-
-/* A segment changes its size class by being emptied; nothing is moved. */
-static bool evict_segment(struct mm_node *nd, uint32_t len)
-{
-	struct node_range r;
-	unsigned int nth;
-	struct copy *c;
-	uint32_t left;
-
-	for (nth = 0; nth < SLOT_SEGMENTS; nth++) {
-		if (node_slot_victim(nd->node, len, nth, &r))
-			return false;
-		if (!segment_may_go(nd, &r))
-			continue;
-		/* each round takes one or more away: segment_may_go() */
-		for (left = r.nr_used; left; left--) {
-			c = segment_first(nd, &r);
-			if (!c)
-				break;
-			if (copy_page(c, nd)->nr_copies > 1)
-				nd->c.pgdrop++;
-			else
-				nd->c.pgdrop_gone++;
-			copy_drop_tree(copy_page(c, nd), nd);
-		}
-		return true;
-	}
-	return false;
-}
-
-/*
- * The node has no free slot of this size. What was used longest ago goes: of the
- * own class, or of another whose slots have the same size; a class of another
- * size gives a whole segment. Copies of pages that also live above come first
- * by themselves: only what is the last copy is told to the policy of this node
- * as used (copy_inherit()).
- */
-static bool slot_room(struct page *pg, struct mm_node *nd)
-{
-	struct mm_pool *own = page_pool(pg, nd);
-	struct mm_pool *p = coldest_pool(nd, own);
-
-	if (p && round_up(p->page_bytes, NODE_ALIGN) ==
-		 round_up(pg->raw_bytes, NODE_ALIGN) && evict_slots(p))
-		return true;
-	if (p != own && evict_segment(nd, pg->raw_bytes))
-		return true;
-	return p && p != own && evict_slots(own);
-}
-
-static struct copy **slot_list(struct mm_node *nd, const struct copy *c)
-{
-	return &nd->slots[slot_list_ix(nd, c->slot.off)];
-}
-
-bool slot_link(struct page *pg, struct mm_node *nd)
-{
-	struct copy *c = page_copy(pg, nd), **at;
-
-	if (!slot_lists(nd))
-		return false;
-	at = slot_list(nd, c);
-	c->slot_next = *at;
-	*at = c;
-	return true;
-}
-
-void slot_unlink(struct page *pg, struct mm_node *nd)
-{
-	struct copy *c = page_copy(pg, nd), **at = slot_list(nd, c);
-
-	while (*at != c)
-		at = &(*at)->slot_next;
-	*at = c->slot_next;
-	c->slot_next = NULL;
-}
-
-int slot_get(struct page *pg, struct mm_node *nd)
-{
-	struct copy *c = page_copy(pg, nd);
-	int tries = 3, err;
-
-	if (!slot_lists(nd))
-		return -ENOMEM;
-	do {
-		err = node_slot_alloc(nd->node, pg->raw_bytes, &c->slot);
-	} while (err == -ENOSPC && tries-- && slot_room(pg, nd));
-	if (!err)
-		slot_link(pg, nd);
-	/* more was said of slots than is on the medium: nobody is to give up for it */
-	return err == -EAGAIN ? -EBUSY : err;
-}
-
-void slot_put(struct page *pg, struct mm_node *nd)
-{
-	struct copy *c = page_copy(pg, nd);
-
-	slot_unlink(pg, nd);
-	node_slot_free(nd->node, &c->slot);
 }
 
 /* -- the end of a write -------------------------------------------------------- */
@@ -413,7 +192,7 @@ static void wback_failed(struct wback *wb)
 	if (wb->io.result == -ENOSPC && !wb->to->no_space &&
 	    !wb->to->mm->stopping) {
 		wb->to->no_space = true;
-		evict_slots(page_pool(wb->pg, wb->to));
+		slots_evict(page_pool(wb->pg, wb->to));
 	}
 }
 
