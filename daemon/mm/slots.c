@@ -45,25 +45,43 @@ uint64_t slot_list_ix(const struct mm_node *nd, uint64_t off)
 	return min(off / nd->slot_list_bytes, nd->nr_slot_lists - 1);
 }
 
-/* When was the page used that this pool would give up first? */
+/**
+ * struct peek - looking for the page that a pool would give up first
+ * @leaf_ns:	when it was used
+ * @inner_ns:	when one was that it would be, but for what hangs on it here
+ */
+struct peek {
+	uint64_t	leaf_ns;
+	uint64_t	inner_ns;
+};
+
 static enum kvmm_policy_answer peek_offer(struct mm_pool *p, struct page *pg,
 					  void *arg)
 {
-	uint64_t *touched = arg;
+	const struct copy *c = page_copy(pg, p->nd);
+	struct peek *pk = arg;
 
-	if (!slot_evictable(pg, p->nd))
-		return KVMM_POLICY_REFUSED;
-	*touched = page_copy(pg, p->nd)->pol.touched_ns;
-	return KVMM_POLICY_ENOUGH;
+	if (slot_evictable(pg, p->nd)) {
+		pk->leaf_ns = c->pol.touched_ns;
+		return KVMM_POLICY_ENOUGH;
+	}
+	if (c->nr_bound && pk->inner_ns == UINT64_MAX)
+		pk->inner_ns = c->pol.touched_ns;
+	return KVMM_POLICY_REFUSED;
 }
 
+/*
+ * UINT64_MAX: it has nothing to give. When what was used longest ago is heads of
+ * chains only, as after a restart, it is what hangs on them that would leave:
+ * pool_reclaim() climbs to it.
+ */
 static uint64_t pool_coldest(struct mm_pool *p)
 {
-	uint64_t touched = UINT64_MAX;
+	struct peek pk = { UINT64_MAX, UINT64_MAX };
 
 	if (p->nr_pages)
-		pool_select(p, 1, PEEK_SCAN, peek_offer, &touched);
-	return touched;
+		pool_select(p, 1, PEEK_SCAN, peek_offer, &pk);
+	return pk.leaf_ns != UINT64_MAX ? pk.leaf_ns : pk.inner_ns;
 }
 
 /*

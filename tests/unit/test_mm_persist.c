@@ -139,6 +139,28 @@ static void data_that_was_lost_is_a_miss(void **state)
 	again();
 }
 
+/* What was found is coldest in the order of writing: heads of chains first. */
+static void full_node_takes_pages_after_a_restart(void **state)
+{
+	uint32_t c;
+
+	opts.dram_bytes = 256 * 4096;
+	rig_stop(r);
+	rig_start(r, &opts);
+	rig_recover(r);
+	for (c = 0; c < 8; c++)
+		fill(RIG_FULL, c, 128);
+	assert_int_equal(r->nvme->used, DISK);
+	rig_die(r, NULL);
+	again();
+	assert_int_equal(count()->pgrecover, 8 * 128);
+	fill(RIG_FULL, 20, LEN);
+	assert_int_equal(rig_state(r, RIG_FULL, 20, LEN - 1, RIG_NVME),
+			 COPY_READY);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 20, 0, LEN), LEN);
+	rig_check(r);
+}
+
 static int readonly(const char *tenant)
 {
 	assert_string_equal(tenant, "default");
@@ -541,6 +563,7 @@ int main(void)
 		T(what_a_page_is_comes_back_with_it),
 		T(unflushed_tail_is_lost_in_one_piece),
 		T(data_that_was_lost_is_a_miss),
+		T(full_node_takes_pages_after_a_restart),
 		T(space_is_found_without_a_client),
 		T(label_goes_with_its_space),
 		T(label_without_pages_goes_after_recovery),
