@@ -198,6 +198,7 @@ struct mm_node {
 	struct copy	**slots;	/* block: copy.slot_next by offset, slots.c */
 	uint64_t	nr_slot_lists;
 	uint64_t	slot_list_bytes;
+	uint64_t	segment_after_ns; /* none could be emptied: not before */
 	uint64_t	wb_bytes;	/* block: being written to it */
 	uint32_t	wb_ios;
 	uint64_t	wb_after_ns;	/* it refused a gang's: none before that */

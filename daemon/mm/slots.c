@@ -16,6 +16,7 @@
 #define SLOT_VICTIMS		4u	/* freed at once when a node is full */
 #define SLOT_SEGMENTS		4u	/* segments tried for another size */
 #define SLOT_TREE_MAX		4096u	/* pages that may go with a segment */
+#define SLOT_PAUSE_NS		(10 * NSEC_PER_MSEC)
 #define PEEK_SCAN		32u
 
 /*
@@ -119,19 +120,57 @@ uint32_t slots_evict(struct mm_pool *p)
 	return rc.freed;
 }
 
-/* Could every page of the segment go, with all that hangs on them? */
-static bool segment_may_go(struct mm_node *nd, const struct node_range *r)
+static bool slot_within(const struct copy *c, const struct node_range *r)
+{
+	return c->slot.off >= r->off && c->slot.off < r->end;
+}
+
+/*
+ * How many pages would go with the segment, with all that hangs on them? What
+ * hangs on another page of it is counted with that one. UINT32_MAX: more than
+ * @most, or not all of them can go.
+ */
+static uint32_t segment_cost(struct mm_node *nd, const struct node_range *r,
+			     uint32_t most)
 {
 	uint64_t i, last = slot_list_ix(nd, r->end - 1);
-	uint32_t budget = SLOT_TREE_MAX;
+	uint32_t left = most;
 	struct copy *c;
 
 	for (i = slot_list_ix(nd, r->off); i <= last; i++)
-		for (c = nd->slots[i]; c; c = c->slot_next)
-			if (c->slot.off >= r->off && c->slot.off < r->end &&
-			    !copy_tree_may_go(copy_page(c, nd), nd, &budget))
-				return false;
-	return true;
+		for (c = nd->slots[i]; c; c = c->slot_next) {
+			struct page *pg = copy_page(c, nd);
+
+			if (!slot_within(c, r) ||
+			    (page_bound(pg) &&
+			     slot_within(page_copy(pg->parent, nd), r)))
+				continue;
+			if (!copy_tree_may_go(pg, nd, &left))
+				return UINT32_MAX;
+		}
+	return most - left;
+}
+
+/* Of the segments with the fewest slots in use the one that costs least. */
+static bool segment_choose(struct mm_node *nd, uint32_t len,
+			   struct node_range *best)
+{
+	uint32_t least = SLOT_TREE_MAX + 1;
+	struct node_range r;
+	unsigned int nth;
+
+	for (nth = 0; least && nth < SLOT_SEGMENTS; nth++) {
+		uint32_t cost;
+
+		if (node_slot_victim(nd->node, len, nth, &r))
+			break;
+		cost = segment_cost(nd, &r, least - 1);
+		if (cost >= least)
+			continue;
+		least = cost;
+		*best = r;
+	}
+	return least <= SLOT_TREE_MAX;
 }
 
 /* The first copy in the segment; NULL when it is empty. */
@@ -143,7 +182,7 @@ static struct copy *segment_first(struct mm_node *nd,
 
 	for (i = slot_list_ix(nd, r->off); i <= last; i++)
 		for (c = nd->slots[i]; c; c = c->slot_next)
-			if (c->slot.off >= r->off && c->slot.off < r->end)
+			if (slot_within(c, r))
 				return c;
 	return NULL;
 }
@@ -152,29 +191,41 @@ static struct copy *segment_first(struct mm_node *nd,
 static bool evict_segment(struct mm_node *nd, uint32_t len)
 {
 	struct node_range r;
-	unsigned int nth;
 	struct copy *c;
 	uint32_t left;
 
-	for (nth = 0; nth < SLOT_SEGMENTS; nth++) {
-		if (node_slot_victim(nd->node, len, nth, &r))
-			return false;
-		if (!segment_may_go(nd, &r))
-			continue;
-		/* each round takes one or more away: segment_may_go() */
-		for (left = r.nr_used; left; left--) {
-			c = segment_first(nd, &r);
-			if (!c)
-				break;
-			if (copy_page(c, nd)->nr_copies > 1)
-				nd->c.pgdrop++;
-			else
-				nd->c.pgdrop_gone++;
-			copy_drop_tree(copy_page(c, nd), nd);
-		}
-		return true;
+	if (!segment_choose(nd, len, &r))
+		return false;
+	/* each round takes one or more away: segment_cost() */
+	for (left = r.nr_used; left; left--) {
+		c = segment_first(nd, &r);
+		if (!c)
+			break;
+		if (copy_page(c, nd)->nr_copies > 1)
+			nd->c.pgdrop++;
+		else
+			nd->c.pgdrop_gone++;
+		copy_drop_tree(copy_page(c, nd), nd);
 	}
-	return false;
+	return true;
+}
+
+/*
+ * Room for another size. When no segment can go, or too much hangs on each, the
+ * next page would find the same and search as long; none does for a while. What
+ * is @coldest goes bit by bit meanwhile, so that one can in the end.
+ */
+static bool segment_room(struct mm_node *nd, uint32_t len,
+			 struct mm_pool *coldest)
+{
+	uint64_t now = nd->mm->now_ns;
+
+	if (now < nd->segment_after_ns)
+		return false;
+	if (evict_segment(nd, len))
+		return true;
+	nd->segment_after_ns = now + SLOT_PAUSE_NS;
+	return coldest && slots_evict(coldest);
 }
 
 /*
@@ -192,7 +243,7 @@ static bool slot_room(struct page *pg, struct mm_node *nd)
 	if (p && round_up(p->page_bytes, NODE_ALIGN) ==
 		 round_up(pg->raw_bytes, NODE_ALIGN) && slots_evict(p))
 		return true;
-	if (p != own && evict_segment(nd, pg->raw_bytes))
+	if (p != own && segment_room(nd, pg->raw_bytes, p))
 		return true;
 	return p && p != own && slots_evict(own);
 }

@@ -99,6 +99,7 @@ static int fake_slot_victim(struct node *n, uint32_t len, unsigned int nth,
 	struct fake_blk *b = blk(n);
 	uint32_t total = n->capacity / NODE_ALIGN, seg, at;
 
+	b->nr_victims++;
 	for (seg = 0; seg < total; seg += 16) {
 		bool other = false;
 

@@ -84,6 +84,7 @@ struct fake_flush {
  * @journal_full: node_slot_alloc() says -EAGAIN
  * @label_err:	node_label_put() says this
  * @nr:		I/Os that it has
+ * @nr_victims:	how often it was asked for a segment to empty
  * @seen:	per direction: I/Os done, well or not
  */
 struct fake_blk {
@@ -96,6 +97,7 @@ struct fake_blk {
 	bool		unwritable;
 	struct rng	*rng;
 	unsigned int	nr;
+	unsigned int	nr_victims;
 	uint64_t	seen[2];
 	uint8_t		*data;
 	uint64_t	*seq;		/* of the slot that begins here; 0: free */

@@ -384,6 +384,113 @@ static void another_size_gets_a_segment(void **state)
 	rig_check(r);
 }
 
+/* What hangs on a page of the segment is counted with it, not once for each. */
+static void long_chains_give_up_a_segment_too(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 512 * 4096, .nvme_bytes = 320 * 4096,
+		.extent_bytes = 16 * 4096,
+	};
+
+	rig_stop(r);
+	rig_start(r, &o);
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 320), 320);
+	while (write_down(1, 319) > 0)
+		rig_settle(r, 1000);
+	assert_int_equal(fake_blk_slots(r->blk), 320);
+	assert_int_equal(rig_publish_chain(r, RIG_BIG, 7, 2), 2);
+	assert_int_equal(page_writeback(rig_page(r, RIG_BIG, 7, 1),
+					&r->mm->node[RIG_DRAM],
+					NODE_PRIO_WRITEBACK), 2);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_BIG, 7, 1, RIG_NVME), COPY_READY);
+	/* of those that could go it was the one on which least hung */
+	assert_int_equal(rig_state(r, RIG_FULL, 1, 47, RIG_NVME), COPY_READY);
+	assert_int_equal(rig_state(r, RIG_FULL, 1, 48, RIG_NVME), COPY_NONE);
+	rig_check(r);
+}
+
+/* A leaf that is being read keeps all that it hangs on. */
+static void segments_are_not_searched_for_each_page(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 256 * 4096, .nvme_bytes = 64 * 4096,
+		.extent_bytes = 16 * 4096,
+	};
+	struct mm_node *dram, *nvme;
+	struct page *big, *leaf;
+	unsigned int i, seen;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	dram = &r->mm->node[RIG_DRAM];
+	nvme = &r->mm->node[RIG_NVME];
+	assert_int_equal(rig_publish_chain(r, RIG_FULL, 1, 64), 64);
+	while (write_down(1, 63) > 0)
+		rig_settle(r, 1000);
+	assert_int_equal(fake_blk_slots(r->blk), 64);
+	leaf = rig_page(r, RIG_FULL, 1, 63);
+	page_copy(leaf, nvme)->refs++;
+	assert_int_equal(rig_publish_chain(r, RIG_BIG, 7, 1), 1);
+	big = rig_page(r, RIG_BIG, 7, 0);
+	assert_int_equal(page_writeback(big, dram, NODE_PRIO_WRITEBACK),
+			 -ENOSPC);
+	seen = r->blk->nr_victims;
+	assert_true(seen > 0);
+	for (i = 0; i < 100; i++)
+		page_writeback(big, dram, NODE_PRIO_WRITEBACK);
+	assert_int_equal(r->blk->nr_victims, seen);
+	page_copy(leaf, nvme)->refs--;
+	rig_run(r, 50);
+	assert_int_equal(page_writeback(big, dram, NODE_PRIO_WRITEBACK), 1);
+	rig_settle(r, 1000);
+	rig_check(r);
+}
+
+/*
+ * Where each segment that is looked at has something that stays, what is coldest
+ * leaves all the same, bit by bit: there is room in the end.
+ */
+static void a_segment_is_empty_enough_in_the_end(void **state)
+{
+	struct rig_opts o = {
+		.dram_bytes = 512 * 4096, .nvme_bytes = 256 * 4096,
+		.extent_bytes = 16 * 4096,
+	};
+	struct mm_node *dram, *nvme;
+	unsigned int c, i, rounds;
+	struct page *big;
+
+	rig_stop(r);
+	rig_start(r, &o);
+	dram = &r->mm->node[RIG_DRAM];
+	nvme = &r->mm->node[RIG_NVME];
+	for (c = 0; c < 16; c++)
+		assert_int_equal(rig_publish_chain(r, RIG_FULL, c, 16), 16);
+	/* a segment has the same page of each chain */
+	for (i = 0; i < 16; i++)
+		for (c = 0; c < 16; c++) {
+			assert_int_equal(write_down(c, i), 1);
+			rig_settle(r, 1000);
+		}
+	assert_int_equal(fake_blk_slots(r->blk), 256);
+	for (c = 0; c < 16; c++)
+		page_copy(rig_page(r, RIG_FULL, c, 8), nvme)->refs++;
+	assert_int_equal(rig_publish_chain(r, RIG_BIG, 7, 1), 1);
+	big = rig_page(r, RIG_BIG, 7, 0);
+	for (rounds = 0; rounds < 300; rounds++) {
+		if (page_writeback(big, dram, NODE_PRIO_WRITEBACK) > 0)
+			break;
+		rig_run(r, 11);
+	}
+	assert_true(rounds < 300);
+	rig_settle(r, 1000);
+	assert_int_equal(rig_state(r, RIG_BIG, 7, 0, RIG_NVME), COPY_READY);
+	for (c = 0; c < 16; c++)
+		page_copy(rig_page(r, RIG_FULL, c, 8), nvme)->refs--;
+	rig_check(r);
+}
+
 static void a_stalled_node_does_not_get_all_frames(void **state)
 {
 	struct mm_pool *p = rig_pool(r, RIG_FULL, RIG_DRAM);
@@ -507,6 +614,9 @@ int main(void)
 		T(a_full_node_gives_up_leaves_only),
 		T(an_ancestor_is_not_evicted_for_its_child),
 		T(another_size_gets_a_segment),
+		T(long_chains_give_up_a_segment_too),
+		T(segments_are_not_searched_for_each_page),
+		T(a_segment_is_empty_enough_in_the_end),
 		T(a_stalled_node_does_not_get_all_frames),
 		T(a_medium_without_space_is_made_do_with),
 		T(nothing_is_written_that_the_node_refuses),
