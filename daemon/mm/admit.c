@@ -61,6 +61,8 @@ static bool filter_make(struct mm_node *lo)
 
 	if (lo->admit.bucket)
 		return true;
+	if (!lo->node->capacity)
+		return false;		/* it is not open yet */
 	n = roundup_pow2(clamp(n, BUCKETS_MIN, BUCKETS_MAX));
 	lo->admit.bucket = calloc(n, sizeof(*lo->admit.bucket));
 	if (lo->admit.bucket)

@@ -216,6 +216,22 @@ static void the_filter_is_bounded_and_forgets_the_oldest(void **state)
 	rig_check(r);
 }
 
+/* A node that is being opened has no capacity yet; clients ask all the same. */
+static void the_filter_is_made_for_a_node_that_is_open(void **state)
+{
+	const uint64_t key[4] = { 1 };
+	uint64_t bytes = r->nvme->capacity;
+
+	r->nvme->capacity = 0;
+	admit_asked(r->sp, RIG_FULL, key);
+	assert_int_equal(lo()->admit.nr_buckets, 0);
+	r->nvme->capacity = UINT64_C(1) << 40;
+	admit_asked(r->sp, RIG_FULL, key);
+	assert_int_equal(lo()->admit.nr_buckets, UINT64_C(1) << 22);
+	r->nvme->capacity = bytes;
+	rig_check(r);
+}
+
 /* How many of many keys that it never saw it takes for known. */
 static void the_filter_mistakes_few(void **state)
 {
@@ -443,6 +459,7 @@ int main(void)
 		T(a_scan_writes_nothing_and_costs_nobody_his_pages),
 		T(refused_pages_count_as_clean),
 		T(the_filter_is_bounded_and_forgets_the_oldest),
+		T(the_filter_is_made_for_a_node_that_is_open),
 		T(the_filter_mistakes_few),
 		B(what_is_written_is_charged_to_the_byte),
 		B(a_spent_budget_stops_writes_until_it_is_filled),
