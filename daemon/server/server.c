@@ -334,6 +334,15 @@ static int server_make(struct server *s, const struct server_opts *o,
 	return err;
 }
 
+/* There is something in the store that a later start can do more with. */
+static bool inherited(const struct server *s)
+{
+	struct park_stat st;
+
+	park_stat(s->park, &st);
+	return st.enabled && st.inherited;
+}
+
 int server_create(const struct server_opts *o, struct server **ret,
 		  struct errmsg *e)
 {
@@ -357,12 +366,14 @@ int server_create(const struct server_opts *o, struct server **ret,
 	s->started_ns = now_ns();
 	list_init(&s->sessions);
 	err = server_make(s, o, e);
-	if (err) {
+	if (err && !inherited(s)) {
 		server_destroy(s, deadline_in(NSEC_PER_SEC));
 		return err;
 	}
-	hostmem_init(s);
-	err = adopt_clients(s, e);
+	if (!err) {
+		hostmem_init(s);
+		err = adopt_clients(s, e);
+	}
 	if (err)
 		return err;	/* nothing is taken apart: a later one may have it */
 	unclaimed = park_done(s->park);

@@ -542,7 +542,9 @@ struct server {
 
 /**
  * server_create() - nodes, mm, sockets; serves when loop_once() is called
- * Return: 0, or -errno with a sentence, and nothing is left behind.
+ * Return: 0, or -errno with a sentence, and nothing is left behind; but where
+ * something was inherited and is kept all is left as it is, since a later start
+ * may go better: then exit without touching more.
  */
 int server_create(const struct server_opts *o, struct server **ret,
 		  struct errmsg *e);

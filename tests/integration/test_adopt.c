@@ -140,6 +140,55 @@ static void clients_go_on_with_the_next_kvmmd(void **state)
 	fx_stop(f);
 }
 
+/* Has its log these words? */
+static bool logged(const struct test_daemon *d, const char *words)
+{
+	static char text[1u << 20];
+	FILE *in = fopen(d->log, "re");
+	size_t n;
+
+	if (!in)
+		return false;
+	n = fread(text, 1, sizeof(text) - 1, in);
+	fclose(in);
+	text[n] = '\0';
+	return strstr(text, words) != NULL;
+}
+
+/* Whoever mends the configuration a moment later finds everything. */
+static void failed_starts_lose_nothing(void **state)
+{
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	struct kvmm_hit hit[16];
+	struct kvmm_req *rq;
+
+	start(f);
+	tc_open(c, f->d.socket, NULL);
+	T_EQ(tc_put(c, 1, 0, 16), 16);
+	rq = tc_req(c, 1);
+	T_EQ(tc_match(c, rq, 1, 16, hit, NULL), 16);
+	f->d.opts.policy = "/nonexistent/policy.so";
+	T_OK(td_configure(&f->d));
+	T_OK(kill(td_kept(&f->d), SIGKILL));
+	/* it has failed twice when the third is announced */
+	T_WAIT(LONG_WAIT, logged(&f->d, "start 4 in"));
+	T_CHECK(logged(&f->d, "/nonexistent/policy.so"));
+	f->d.opts.policy = NULL;
+	T_OK(td_configure(&f->d));
+	T_WAIT(LONG_WAIT, back(c, 0));
+	T_EQ(adopted(f, "clients"), 1);
+	T_EQ(adopted(f, "pages"), 16);
+	T_EQ(ta_pins(&f->d, getpid()), 16);
+	tc_check(c, 1, hit, 16);
+	tc_end(rq);
+	T_EQ(tc_hits(c, 1, 16), 16);
+	ta_check(&f->d);
+	tc_close(c);
+	ta_baseline(&f->d, BACK_MS);
+	fx_stop(f);
+}
+
 /* What was posted and not answered is not done later, and costs no frame. */
 static void unanswered_publishes_cost_no_frame(void **state)
 {
@@ -765,6 +814,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		FX_TEST(clients_go_on_with_the_next_kvmmd),
+		FX_TEST(failed_starts_lose_nothing),
 		FX_TEST(unanswered_publishes_cost_no_frame),
 		FX_TEST(windows_closed_meanwhile_are_closed),
 		FX_TEST(reexec_is_only_a_gap),
