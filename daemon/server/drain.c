@@ -59,27 +59,41 @@ static void drain_round(struct server *s)
 		nanosleep(&ts, NULL);
 }
 
-int server_drain(struct server *s, uint64_t deadline_ns, struct errmsg *e)
+/*
+ * What ends meanwhile is only known when it has ended: so the stores are asked
+ * when nothing is under way any more.
+ */
+int server_flush(struct server *s, uint64_t deadline_ns, struct errmsg *e)
 {
-	const struct node *n;
 	unsigned int i;
 
 	for (i = 0; i < s->nr_nodes; i++)
 		if (!node_record_flush(s->node[i], flushed, s))
 			s->flushing++;
+	while (s->flushing) {
+		drain_round(s);
+		if (s->flushing && deadline_past(deadline_ns))
+			return errmsg_set(e, -ETIMEDOUT, "the store has not "
+					  "written down what is in it");
+	}
+	return 0;
+}
+
+int server_drain(struct server *s, uint64_t deadline_ns, struct errmsg *e)
+{
+	const struct node *n;
+
 	for (;;) {
 		drain_round(s);
 		n = moving(s);
-		if (!n && !s->flushing && !work_pending(s->pool))
-			return 0;
-		if (deadline_past(deadline_ns))
+		if (!n && !work_pending(s->pool))
 			break;
+		if (!deadline_past(deadline_ns))
+			continue;
+		if (n)
+			return errmsg_set(e, -ETIMEDOUT, "I/O of node %s is "
+					  "still under way", n->name);
+		break;
 	}
-	if (n)
-		return errmsg_set(e, -ETIMEDOUT, "I/O of node %s is still under "
-				  "way", n->name);
-	if (s->flushing)
-		return errmsg_set(e, -ETIMEDOUT, "the store has not written down "
-				  "what is in it");
-	return 0;
+	return server_flush(s, deadline_ns, e);
 }

@@ -384,6 +384,24 @@ int server_create(const struct server_opts *o, struct server **ret,
 	return 0;
 }
 
+/*
+ * Memory is not taken apart: whoever started us drops what is not to be found
+ * again. What is on disk is, so it must be written down.
+ */
+static int server_leave_memory(struct server *s, uint64_t deadline_ns)
+{
+	struct errmsg e = { "" };
+	int err = mm_drain(s->mm, deadline_ns);
+
+	if (err)
+		return err;
+	err = server_flush(s, deadline_ns, &e);
+	if (err)
+		log_err("%s: the last pages written are not found again",
+			e.text);
+	return -EBUSY;
+}
+
 int server_destroy(struct server *s, uint64_t deadline_ns)
 {
 	int err;
@@ -392,11 +410,8 @@ int server_destroy(struct server *s, uint64_t deadline_ns)
 	admin_destroy(s->admin);
 	s->admin = NULL;
 	sessions_close(s);
-	if (s->mm && park_enabled(s->park)) {
-		/* whoever started us drops what is not to be found again */
-		err = mm_drain(s->mm, deadline_ns);
-		return err ? err : -EBUSY;
-	}
+	if (s->mm && park_enabled(s->park))
+		return server_leave_memory(s, deadline_ns);
 	err = s->mm ? mm_destroy(s->mm, deadline_ns) : 0;
 	if (err)
 		return err;

@@ -578,6 +578,12 @@ int server_destroy(struct server *s, uint64_t deadline_ns);
  */
 int server_drain(struct server *s, uint64_t deadline_ns, struct errmsg *e);
 
+/**
+ * server_flush() - have all stores write down what they know: the end of a drain
+ * Return: 0; -ETIMEDOUT and the sentence.
+ */
+int server_flush(struct server *s, uint64_t deadline_ns, struct errmsg *e);
+
 /** server_reject() - count a reason */
 void server_reject(struct server *s, enum reject why);
 

@@ -104,14 +104,15 @@ static void killed_daemon_finds_its_pages_on_disk(void **state)
 	ta_check(&f->d);
 }
 
-static void daemon_that_was_stopped_finds_all_of_them(void **state)
+/* The store has not written down all of it when it is stopped. */
+static void all_is_found_after_a_stop(struct fx *f)
 {
-	struct fx *f = *state;
 	struct tc *c = &f->c[0];
 	unsigned int was;
 
-	begin(f);
-	put(f, 1, CHAINS);
+	put(f, 1, CHAINS - 10);
+	ta_fault(&f->d, "nvme0:journal:stall:ms=1000:n=1");
+	put(f, CHAINS - 9, 10);
 	was = below(&f->d);
 	tc_close(c);
 	fx_stop(f);
@@ -126,6 +127,26 @@ static void daemon_that_was_stopped_finds_all_of_them(void **state)
 	tc_open(c, f->d.socket, NULL);
 	T_CHECK(there(c, 1, CHAINS) >= was * 9 / 10);
 	ta_check(&f->d);
+}
+
+static void daemon_that_was_stopped_finds_all_of_them(void **state)
+{
+	struct fx *f = *state;
+
+	begin(f);
+	all_is_found_after_a_stop(f);
+}
+
+/* Its keeper ends with it, and drops what it kept. */
+static void so_does_one_that_was_kept(void **state)
+{
+	struct td_opts o = opts;
+	struct fx *f = *state;
+
+	o.keep = true;
+	fx_start(f, &o);
+	tc_open(&f->c[0], f->d.socket, NULL);
+	all_is_found_after_a_stop(f);
 }
 
 static void space_is_there_before_anybody_attaches(void **state)
@@ -229,6 +250,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		FX_TEST(killed_daemon_finds_its_pages_on_disk),
 		FX_TEST(daemon_that_was_stopped_finds_all_of_them),
+		FX_TEST(so_does_one_that_was_kept),
 		FX_TEST(space_is_there_before_anybody_attaches),
 		FX_TEST(daemon_that_is_killed_while_it_writes),
 		FX_TEST(page_that_was_bad_stays_away),
