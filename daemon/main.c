@@ -190,7 +190,7 @@ static bool be_keeper(const struct options *o)
 {
 	const char *keeper = getenv("KVMM_KEEPER");
 
-	if (!o->keep || getenv(PARK_REEXEC_ENV))
+	if (!o->keep || o->check || getenv(PARK_REEXEC_ENV))
 		return false;
 	return !keeper || strtol(keeper, NULL, 10) != getppid();
 }
@@ -222,6 +222,7 @@ static int run(const struct options *o, struct park *park, char **argv)
 		.park	= park,
 		.cfg	= &cfg,
 		.load	= load,
+		.given_path = o->config,
 		.binary	= binary_path(),
 		.argv	= argv,
 	};

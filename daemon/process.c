@@ -30,12 +30,14 @@
 #include "daemon/server/ladder.h"
 #include "daemon/server/park.h"
 #include "daemon/server/server.h"
+#include "daemon/trial.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 
 #define STOP_NS		(5 * NSEC_PER_SEC)
 #define STATUS_NS	(5 * NSEC_PER_SEC)
 #define DRAIN_NS	(5 * NSEC_PER_SEC)
+#define TRIAL_NS	(3 * NSEC_PER_SEC)
 
 /**
  * struct daemon - the process
@@ -91,6 +93,14 @@ static int signals_open(void)
 
 /* -- what is due now and then -------------------------------------------------------------- */
 
+static void watchdog_feed(struct daemon *d, uint64_t now)
+{
+	if (!d->watchdog_ns)
+		return;
+	sd_notify(0, "WATCHDOG=1");
+	d->watchdog_due = now + d->watchdog_ns;
+}
+
 /* Words for the manager, when there is one. */
 static uint64_t notify_run(struct daemon *d, uint64_t now)
 {
@@ -98,10 +108,8 @@ static uint64_t notify_run(struct daemon *d, uint64_t now)
 
 	if (!d->status_due)
 		return DEADLINE_NONE;		/* nobody listens */
-	if (d->watchdog_ns && now >= d->watchdog_due) {
-		sd_notify(0, "WATCHDOG=1");
-		d->watchdog_due = now + d->watchdog_ns;
-	}
+	if (now >= d->watchdog_due)
+		watchdog_feed(d, now);
 	if (now >= d->status_due) {
 		server_status(d->server, line, sizeof(line));
 		if (strcmp(line, d->status)) {
@@ -169,11 +177,19 @@ static void reexec(struct daemon *d)
 	int err;
 
 	s->reexec_ns = 0;
-	err = server_drain(s, deadline_in(DRAIN_NS), &e);
+	/* what comes may take as long as the watchdog waits, each of it */
+	watchdog_feed(d, now_ns());
+	/* what is replaced is gone: so it must be known that the next one starts */
+	err = trial_run(d->opts->binary, d->opts->given_path,
+			deadline_in(TRIAL_NS), &e);
+	watchdog_feed(d, now_ns());
+	if (!err)
+		err = server_drain(s, deadline_in(DRAIN_NS), &e);
 	if (err) {
 		reexec_failed(d, e.text);
 		return;
 	}
+	watchdog_feed(d, now_ns());
 	err = park_save(d->park);
 	if (err) {
 		reexec_failed(d, strerror(-err));

@@ -15,6 +15,7 @@
  * @cfg:	resolved; the ladder may change it
  * @config_path: where it was read; "" for the built-in defaults
  * @load:	reads and resolves another configuration file
+ * @given_path:	as it is named on the command line, or NULL
  * @binary:	to be executed when an administrator wants that
  * @argv:	of this process
  */
@@ -24,6 +25,7 @@ struct process_opts {
 	const char	*config_path;
 	int		(*load)(const char *path, const struct park *park,
 				struct config *c, struct errmsg *e);
+	const char	*given_path;
 	const char	*binary;
 	char		**argv;
 };

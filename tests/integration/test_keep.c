@@ -416,6 +416,35 @@ static void reexec_that_cannot_be_is_refused(void **state)
 	T_EQ(status_int("start", "unclean"), 0);
 }
 
+/* One letter in a file does not cost the memory of all. */
+static void reexec_with_a_bad_configuration_is_refused(void **state)
+{
+	char *was;
+	FILE *f;
+
+	T_OK(td_start(&k.td));
+	was = started();
+	f = fopen(k.td.config, "w");
+	T_CHECK(f);
+	fputs("{\"sockets\": 1", f);
+	fclose(f);
+	json_decref(ta_request(&k.td, "{\"cmd\": \"reexec\"}"));
+	T_WAIT(WAIT_MS, noted("the last re-exec was not done"));
+	T_CHECK(noted("it would not start"));
+	T_CHECK(started_is(was));
+	/* it is well-formed now, and the policy is not there */
+	k.td.opts.policy = "/nonexistent/policy.so";
+	T_OK(td_configure(&k.td));
+	json_decref(ta_request(&k.td, "{\"cmd\": \"reexec\"}"));
+	T_WAIT(WAIT_MS, noted("/nonexistent/policy.so"));
+	T_CHECK(started_is(was));
+	free(was);
+	k.td.opts.policy = NULL;
+	T_OK(td_configure(&k.td));
+	reexec_in_place();
+	T_EQ(td_stop(&k.td), 0);
+}
+
 static bool writes_wait(struct test_daemon *d)
 {
 	return ta_node(d, "nvme0", "write.inflight") > 0;
@@ -475,6 +504,7 @@ int main(void)
 		T(reexec_keeps_the_process_and_its_sockets),
 		T(reexec_under_the_keeper_keeps_what_it_keeps),
 		T(reexec_that_cannot_be_is_refused),
+		T(reexec_with_a_bad_configuration_is_refused),
 		T(reexec_waits_for_io_and_gives_up_in_time),
 	};
 
