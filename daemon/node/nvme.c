@@ -206,13 +206,15 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 					      memory_order_relaxed);
 	uint64_t plain = atomic_load_explicit(&nv->plain_bytes,
 					      memory_order_relaxed);
+	char ckpt[100];
 
 	if (!nvme_open_done(nv)) {
 		snprintf(buf, len, "%s", nv->eng->name);
 		return;
 	}
+	nvme_ckpt_note(nv, ckpt, sizeof(ckpt));
 	snprintf(buf, len,
-		 "%s%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, %s%s%s%s%s%s%s%s%s%s",
+		 "%s%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, %s%s%s%s%s%s%s%s%s%s%s",
 		 nv->eng->name,
 		 nv->opts.engine == NVME_ENGINE_AUTO &&
 		 nv->eng == &nvme_threads_ops ? " (io_uring was refused)" : "",
@@ -227,7 +229,7 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		 o->overcommit ? o->overcommit : "",
 		 !nv->room ? "; the file system's free floor is reached, writes are off" : "",
 		 nv->health.full ? "; no space left, writes are off" : "",
-		 !nvme_journal_room(nv) ? "; the journal is full, writes are off" : "",
+		 nvme_journal_note(nv), ckpt,
 		 nv->health.read_only ? "; read-only, writes are off" : "",
 		 nv->unlinked ? "; the file was unlinked" : "",
 		 nvme_discard_note(nv));
@@ -286,6 +288,7 @@ static int nvme_destroy(struct node *n, uint64_t deadline_ns)
 	node_set_state(n, NODE_OFFLINE, "being ended");
 	if (!nv->drained) {
 		nvme_end_queued(nv, true, -ESHUTDOWN);
+		nvme_journal_last_try(nv);
 		err = nvme_drain(nv, deadline_ns);
 		if (err)
 			return err;

@@ -21,13 +21,19 @@
  * The first block of the area is written last, and makes it valid. All parts go
  * with RWF_DSYNC, one after the other, behind reads that somebody waits for and
  * no faster than the background may be, until the journal gets short.
+ *
+ * One that fails is begun anew, later each time: it is all of it that is written
+ * again, and a block that cannot be written may be the last.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/node/nvme.h"
 #include "ipc/base/bitmap.h"
+
+#define RETRY_MAX_NS	(600 * NSEC_PER_SEC)
 
 static uint64_t area_off(const struct nvme *nv, int area)
 {
@@ -257,8 +263,27 @@ static void ckpt_end(struct nvme *nv, uint64_t retry_ns)
 
 static void ckpt_failed(struct nvme *nv, uint64_t now)
 {
+	uint64_t wait = nv->opts.probe_ns << min(nv->ckpt.fails, 20u);
+
 	nv->node.stats.ckpt_fails++;
-	ckpt_end(nv, now + nv->opts.probe_ns);
+	nv->ckpt.fails++;
+	ckpt_end(nv, now + min(wait, RETRY_MAX_NS));
+	if (nv->ckpt.whole)
+		nvme_journal_no_ckpt(nv);
+}
+
+void nvme_ckpt_note(const struct nvme *nv, char *buf, size_t len)
+{
+	const struct nvme_ckpt *ck = &nv->ckpt;
+	uint64_t now = now_ns();
+
+	buf[0] = '\0';
+	if (ck->fails)
+		snprintf(buf, len,
+			 "; %u checkpoints in a row failed, the next may begin in %llu s",
+			 ck->fails, (unsigned long long)
+			 ((ck->retry_ns - min(ck->retry_ns, now)) /
+			  NSEC_PER_SEC));
 }
 
 static void ckpt_closed(struct nvme *nv)
@@ -267,6 +292,7 @@ static void ckpt_closed(struct nvme *nv)
 
 	ck->area = !ck->area;
 	nv->node.stats.ckpts++;
+	ck->fails = 0;
 	/* what was lost since it was collected still needs another one */
 	nvme_journal_trim(nv, ck->from, ck->whole && !ck->again);
 	ckpt_end(nv, 0);
@@ -376,10 +402,12 @@ static bool ckpt_turn(const struct nvme *nv)
 	       list_empty(&nv->queue[NODE_PRIO_DEMAND]);
 }
 
+/* The areas' space was taken when the store was made, where it stays taken. */
 static bool ckpt_may(const struct nvme *nv)
 {
 	return nv->node.owner && nv->node.owner->collect &&
-	       nv->node.state == NODE_ONLINE && nv->room;
+	       nv->node.state == NODE_ONLINE &&
+	       (nv->room || !nv->open.overcommit);
 }
 
 /* Has the one under way something to do for itself? */

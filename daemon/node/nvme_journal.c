@@ -22,7 +22,9 @@
  * An entry that finds no memory is not forgotten, since whoever removed a page
  * must not see it again. It leaves a gap: nothing that came later is written
  * until a checkpoint has been taken that needs nothing from before. The same
- * checkpoint is the way out where the ring is full, or refuses to be written.
+ * checkpoint is the way out where the ring is full, or refuses to be written:
+ * after NVME_JOURNAL_TRIES a group is given up. Who tried on would find no end,
+ * since each failure is a miss, and a node with misses takes no checkpoints.
  */
 #include <assert.h>
 #include <errno.h>
@@ -266,6 +268,24 @@ static void flushes_end(struct nvme_journal *j, uint64_t until, int err)
 	}
 }
 
+/* Is it only a checkpoint that can help? */
+static bool given_up(const struct nvme_journal *j)
+{
+	return j->fails >= NVME_JOURNAL_TRIES;
+}
+
+/* And is there none to come soon? Then nobody waits for one. */
+static bool flush_hopeless(const struct nvme *nv)
+{
+	return given_up(&nv->journal) && !nv->journal.active &&
+	       nv->node.state != NODE_ONLINE;
+}
+
+void nvme_journal_no_ckpt(struct nvme *nv)
+{
+	flushes_end(&nv->journal, UINT64_MAX, -EIO);
+}
+
 /* ---- writing --------------------------------------------------------------- */
 
 static void group_done(struct node_io *io, int result)
@@ -311,7 +331,8 @@ static uint64_t group_end(const struct nvme_journal *j)
 			 NVME_GROUP_BLOCKS;
 	uint64_t end = min(journal_limit(j), chunk);
 
-	if (end <= j->done || (end < chunk && j->due <= j->done))
+	if (given_up(j) || end <= j->done ||
+	    (end < chunk && j->due <= j->done))
 		return j->done;
 	return end;
 }
@@ -351,6 +372,8 @@ void nvme_journal_poll(struct nvme *nv, uint64_t now)
 		flushes_end(j, j->done, 0);
 		chunks_trim(j);
 	}
+	if (flush_hopeless(nv))
+		flushes_end(j, UINT64_MAX, -EIO);
 	if (j->active || now < j->retry_ns)
 		return;
 	end = group_end(j);
@@ -368,7 +391,7 @@ uint64_t nvme_journal_next(const struct nvme *nv)
 		return next;
 	if (j->first_ns)
 		next = j->first_ns + NVME_GROUP_NS;
-	if (!j->active && f && f->until <= j->done)
+	if (f && (flush_hopeless(nv) || (!j->active && f->until <= j->done)))
 		return 0;
 	if (!j->active && group_end(j) > j->done)
 		next = j->retry_ns;
@@ -394,11 +417,28 @@ bool nvme_journal_room(const struct nvme *nv)
 		j->head - j->tail < j->nr_blocks - j->nr_blocks / 8);
 }
 
+const char *nvme_journal_note(const struct nvme *nv)
+{
+	const struct nvme_journal *j = &nv->journal;
+
+	if (nvme_journal_room(nv))
+		return "";
+	if (given_up(j))
+		return "; the journal cannot be written, writes are off until a checkpoint is";
+	if (j->fails)
+		return "; a write of the journal failed and is tried again, writes are off";
+	if (j->gap != UINT64_MAX)
+		return "; the journal had no memory, writes are off until a checkpoint is written";
+	if (j->head - j->done >= NVME_JOURNAL_BACKLOG)
+		return "; the journal is behind, writes are off";
+	return "; the journal is full, writes are off until a checkpoint is written";
+}
+
 bool nvme_journal_wants(const struct nvme *nv, bool *whole)
 {
 	const struct nvme_journal *j = &nv->journal;
 
-	*whole = j->gap != UINT64_MAX || j->fails >= NVME_JOURNAL_TRIES ||
+	*whole = j->gap != UINT64_MAX || given_up(j) ||
 		 j->head - j->tail >= j->nr_blocks;
 	return j->nr_blocks &&
 	       (*whole || j->head - j->tail > j->nr_blocks / 2);
@@ -439,8 +479,18 @@ bool nvme_journal_idle(const struct nvme *nv)
 	const struct nvme_journal *j = &nv->journal;
 
 	return !j->nr_blocks ||
-	       (!j->active && (j->fails >= NVME_JOURNAL_TRIES ||
+	       (!j->active && (given_up(j) ||
 			       (!j->open && j->done >= journal_limit(j))));
+}
+
+void nvme_journal_last_try(struct nvme *nv)
+{
+	struct nvme_journal *j = &nv->journal;
+
+	if (!given_up(j))
+		return;
+	j->fails = NVME_JOURNAL_TRIES - 1;
+	j->retry_ns = 0;
 }
 
 bool nvme_journal_check(const struct nvme *nv)

@@ -124,6 +124,7 @@ enum ckpt_stage {
  * @nr_records:	collected
  * @next_ns:	when to write the next part
  * @retry_ns:	when to begin anew
+ * @fails:	failures in a row
  */
 struct nvme_ckpt {
 	enum ckpt_stage		stage;
@@ -145,6 +146,7 @@ struct nvme_ckpt {
 	uint64_t		nr_records;
 	uint64_t		next_ns;
 	uint64_t		retry_ns;
+	uint32_t		fails;
 	struct node_io		io;
 };
 
@@ -198,10 +200,18 @@ int nvme_super_open(struct nvme *nv, void *buf, uint64_t bytes, bool fresh);
 void nvme_journal_init(struct nvme *nv, uint64_t head, uint64_t tail);
 void nvme_journal_fini(struct nvme *nv);
 bool nvme_journal_room(const struct nvme *nv);
+/* What status says where there is none; "" where there is. */
+const char *nvme_journal_note(const struct nvme *nv);
 bool nvme_journal_idle(const struct nvme *nv);
 void nvme_journal_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_journal_next(const struct nvme *nv);
 bool nvme_journal_check(const struct nvme *nv);
+
+/* The node ends: what had been given up may be written by now. */
+void nvme_journal_last_try(struct nvme *nv);
+
+/* There will be no checkpoint for some time: nobody waits for one. */
+void nvme_journal_no_ckpt(struct nvme *nv);
 
 /* Is a checkpoint wanted? @whole: one that needs nothing of the journal. */
 bool nvme_journal_wants(const struct nvme *nv, bool *whole);
@@ -239,6 +249,8 @@ void nvme_label_del(struct node *n, uint32_t id);
 void nvme_ckpt_fini(struct nvme *nv);
 void nvme_ckpt_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_ckpt_next(const struct nvme *nv);
+/* What status says of those that fail; @buf stays empty where none does. */
+void nvme_ckpt_note(const struct nvme *nv, char *buf, size_t len);
 void nvme_record_again(struct node *n, const struct node_record *rec);
 
 /* nvme_ahead.c; on the worker */
