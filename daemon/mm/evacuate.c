@@ -26,6 +26,7 @@
 #define SAMPLES		16u
 #define TRIES		4u	/* extents looked at frame by frame */
 #define RETRY_NS	NSEC_PER_MSEC
+#define LOOK_NS		(20 * NSEC_PER_MSEC)
 #define STAYS_NS	(10 * NSEC_PER_SEC)
 
 /**
@@ -78,6 +79,8 @@ static uint64_t extent_age(const struct mm_pool *p, uint32_t no, uint32_t step,
 		uint64_t ns = frame_age(p, no * p->per_extent + i, how);
 
 		youngest = max(youngest, ns);
+		if (ns == UINT64_MAX)
+			break;
 	}
 	return youngest;
 }
@@ -129,12 +132,17 @@ int pool_evacuate(struct mm_pool *p)
 	uint32_t no = 0;
 	unsigned int how;
 
-	if (p->nd->evac)
+	if (p->nd->evac || mm->now_ns < p->look_ns)
 		return -EBUSY;
+	if (p->nr_extents == p->extents_going)
+		return -ENOENT;
 	for (how = 0; !no && how <= ALL; how++)
 		no = extent_to_empty(p, how);
-	if (!no)
-		return p->nr_extents > p->extents_going ? -EBUSY : -ENOENT;
+	if (!no) {
+		/* all of them were looked at, and those who wait ask on and on */
+		p->look_ns = mm->now_ns + LOOK_NS;
+		return -EBUSY;
+	}
 	ev = calloc(1, sizeof(*ev));
 	if (!ev)
 		return -ENOMEM;
@@ -233,7 +241,8 @@ static struct mm_pool *pool_oldest(struct mm_node *nd, uint64_t than)
 	return best;
 }
 
-static void node_give_back(struct mm_node *nd)
+/* Returns when to look again; UINT64_MAX: an extent is being emptied. */
+static uint64_t node_give_back(struct mm_node *nd, uint64_t now)
 {
 	uint64_t than = 0;
 	struct mm_pool *p;
@@ -242,6 +251,7 @@ static void node_give_back(struct mm_node *nd)
 		than = p->used_ns + 1;
 		pool_evacuate(p);
 	}
+	return nd->evac ? UINT64_MAX : now + LOOK_NS;
 }
 
 void mm_host_short(struct mm *mm, uint64_t bytes)
@@ -257,9 +267,14 @@ uint64_t evacuate_run(struct mm *mm, uint64_t now)
 	uint64_t next = UINT64_MAX, at;
 	unsigned int i;
 
-	for (i = 0; mm->host_short && i < mm->nr_nodes; i++)
-		if (mm->node[i].mem && mm->node[i].kind == KVMM_NODE_HOST)
-			node_give_back(&mm->node[i]);
+	for (i = 0; mm->host_short && i < mm->nr_nodes; i++) {
+		struct mm_node *nd = &mm->node[i];
+
+		if (!nd->mem || nd->kind != KVMM_NODE_HOST)
+			continue;
+		at = node_give_back(nd, now);
+		next = min(next, at);
+	}
 
 	for (i = 0; i < mm->nr_nodes; i++) {
 		struct mm_node *nd = &mm->node[i];

@@ -333,6 +333,7 @@ struct mm_pool {
 	unsigned int	extents_going;	/* closed */
 	unsigned int	extents_held;	/* of them: nobody knows when they go */
 	uint64_t	stays_ns;	/* the latest of its extents' */
+	uint64_t	look_ns;	/* none could be emptied: not before */
 	bool		ending;
 	bool		feeding;
 	uint64_t	used_ns;

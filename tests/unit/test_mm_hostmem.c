@@ -83,11 +83,52 @@ static void nothing_grows_meanwhile(void **state)
 	mr_close(&rig);
 }
 
+static void pin_all(struct rig_client *c, int by)
+{
+	uint32_t i, at;
+
+	for (i = 1; i <= CHAINS; i++)
+		for (at = 0; at < LEN; at++)
+			mr_pin(c, copy_at(mr_page(c, i, at), 0)->frame, by);
+}
+
+/* Each extent was looked at in vain: not again in each round of the loop. */
+static void what_is_all_in_use_is_not_searched_all_the_time(void **state)
+{
+	struct rig_client *c = filled();
+	struct mm_pool *p = c->win->pool;
+	uint64_t looked, now;
+	uint64_t had = rig.host->used;
+
+	pin_all(c, 1);
+	mm_host_short(rig.mm, 1 << 20);
+	mr_run(&rig);
+	looked = p->look_ns;
+	assert_true(looked > rig.mm->now_ns);
+	while ((now = now_ns()) < looked) {
+		assert_true(mm_run(rig.mm, now) <= looked);
+		assert_true(p->look_ns == looked);
+	}
+	pin_all(c, -1);
+	goal = had - (1 << 20);
+	for (unsigned int i = 0; i < 1000 && !down_to_goal(&rig); i++) {
+		struct timespec ts = ns_to_timespec(NSEC_PER_MSEC);
+
+		mr_run(&rig);
+		mr_sync(c);
+		nanosleep(&ts, NULL);
+	}
+	assert_true(down_to_goal(&rig));
+	mr_check(&rig);
+	mr_close(&rig);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(extents_go_back_oldest_first),
 		cmocka_unit_test(nothing_grows_meanwhile),
+		cmocka_unit_test(what_is_all_in_use_is_not_searched_all_the_time),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
