@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The fault table. One for the process, since a test that breaks the disk
- * breaks it for whoever uses it; the loop's thread alone looks at it.
+ * breaks it for whoever uses it.
  */
 #include "daemon/node/fault.h"
 
@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "daemon/node/node_ops.h"
+#include "ipc/base/lock.h"
 #include "ipc/base/rand.h"
 
 #define FAULT_MAX_RULES		16
@@ -48,6 +49,8 @@ struct fault_table {
 	unsigned int		nr;
 };
 
+/* The loop's thread, and the workers that open stores. */
+static struct kvmm_mutex lock = KVMM_MUTEX_INIT(LOCK_TEST);
 static struct fault_table table;
 static uint64_t nr_hits;
 
@@ -59,6 +62,8 @@ static const struct {
 	{ "write",	FAULT_WRITE },
 	{ "get",	FAULT_GET },
 	{ "journal",	FAULT_JOURNAL },
+	{ "openread",	FAULT_OPEN_READ },
+	{ "openwrite",	FAULT_OPEN_WRITE },
 };
 
 static const struct {
@@ -142,7 +147,7 @@ static int rule_parse(struct fault_rule *r, char *text, struct errmsg *msg)
 		;
 	if (i == ARRAY_SIZE(whats))
 		return errmsg_set(msg, -EINVAL,
-				  "'%s' is not read, write, journal or get",
+				  "'%s' is not read, write, journal, openread, openwrite or get",
 				  what);
 	r->what = whats[i].what;
 
@@ -185,8 +190,10 @@ int fault_set(const char *spec, struct errmsg *msg)
 			return err;
 		new.nr++;
 	}
+	kvmm_lock(&lock);
 	table = new;
 	nr_hits = 0;
+	kvmm_unlock(&lock);
 	return 0;
 }
 
@@ -215,31 +222,36 @@ static bool rule_meets(const struct fault_rule *r, const struct node *n,
 	return !r->len || (len && off < r->off + r->len && r->off < off + len);
 }
 
+static bool rule_strikes(struct fault_rule *r, struct fault *f)
+{
+	if (r->luck < FAULT_SURE && rng_below(&r->rng, FAULT_SURE) >= r->luck)
+		return false;
+	if (r->skip) {
+		r->skip--;
+		return false;
+	}
+	if (r->left != UINT64_MAX)
+		r->left--;
+	nr_hits++;
+	*f = r->fault;
+	if (f->how == FAULT_REORDER) {
+		f->how = FAULT_STALL;
+		f->ms = (uint32_t)rng_below(&r->rng, r->fault.ms + 1ull);
+	}
+	return true;
+}
+
 bool fault_ask_at(const struct node *n, enum fault_what what, bool internal,
 		  uint64_t off, uint64_t len, struct fault *f)
 {
-	for (unsigned int i = 0; i < table.nr; i++) {
-		struct fault_rule *r = &table.rule[i];
+	bool strikes = false;
 
-		if (!rule_meets(r, n, what, internal, off, len) ||
-		    (r->luck < FAULT_SURE &&
-		     rng_below(&r->rng, FAULT_SURE) >= r->luck))
-			continue;
-		if (r->skip) {
-			r->skip--;
-			continue;
-		}
-		if (r->left != UINT64_MAX)
-			r->left--;
-		nr_hits++;
-		*f = r->fault;
-		if (f->how == FAULT_REORDER) {
-			f->how = FAULT_STALL;
-			f->ms = (uint32_t)rng_below(&r->rng, r->fault.ms + 1ull);
-		}
-		return true;
-	}
-	return false;
+	kvmm_lock(&lock);
+	for (unsigned int i = 0; i < table.nr && !strikes; i++)
+		strikes = rule_meets(&table.rule[i], n, what, internal, off,
+				     len) && rule_strikes(&table.rule[i], f);
+	kvmm_unlock(&lock);
+	return strikes;
 }
 
 bool fault_ask(const struct node *n, enum fault_what what, bool internal,
@@ -271,7 +283,12 @@ void fault_tap(const struct node *n, enum fault_tap_when when,
 
 uint64_t fault_hits(void)
 {
-	return nr_hits;
+	uint64_t n;
+
+	kvmm_lock(&lock);
+	n = nr_hits;
+	kvmm_unlock(&lock);
+	return n;
 }
 
 int node_fault_set(const char *spec, char *why, size_t len)

@@ -9,8 +9,9 @@
  * A rule is WHO:WHAT:HOW[:KEY=VALUE]..., rules are separated by ';':
  *
  *	WHO	name of a node or of its back end ("nvme0", "nvme", "host")
- *	WHAT	read, write, journal (a write of journal or checkpoint), or get
- *		(an extent; memory for the journal)
+ *	WHAT	read, write, journal (a write of journal or checkpoint), openread
+ *		or openwrite (while a store is opened), or get (an extent;
+ *		memory for the journal)
  *	HOW	eio, enodata, erofs, enospc, edquot, efbig, eperm, enomem: fail
  *			so, after ms=N; 0
  *		short	transfer half
@@ -46,6 +47,8 @@ enum fault_what {
 	FAULT_WRITE,
 	FAULT_GET,
 	FAULT_JOURNAL,
+	FAULT_OPEN_READ,
+	FAULT_OPEN_WRITE,
 };
 
 enum fault_how {
@@ -95,7 +98,11 @@ int fault_set(const char *spec, struct errmsg *msg);
  */
 int fault_env(void);
 
-/** fault_ask() - is @what on @n to go wrong now? Fills @f in and counts. */
+/**
+ * fault_ask() - is @what on @n to go wrong now? Fills @f in and counts.
+ *
+ * Context: any thread.
+ */
 bool fault_ask(const struct node *n, enum fault_what what, bool internal,
 	       struct fault *f);
 
@@ -110,7 +117,8 @@ uint64_t fault_hits(void);
  * fault_tap_set() - have all I/O shown to @fn, for tests that replay it
  *
  * Called when the engine gets an I/O and when it has ended; the transfer's memory
- * may be looked at. NULL: nobody looks.
+ * may be looked at. While a store is opened that is on a worker, for its writes.
+ * NULL: nobody looks.
  */
 void fault_tap_set(void (*fn)(const struct node *n, enum fault_tap_when when,
 			      const struct node_io *io, void *arg),

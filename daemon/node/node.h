@@ -133,6 +133,10 @@ struct node_dir_stats {
  * @ckpt_bytes:	written to checkpoints
  * @ckpts:	that were completed
  * @ckpt_fails:	and that were not
+ * @open_fails:	how often the store could not be opened; each is tried again
+ * @overcommit_bytes: of the store, for which no space is set aside: a sparse
+ *		file's holes, all of it where the file system does not write in
+ *		place
  * @recovered:	records that the owner took at start-up
  * @recover_dropped: those, and blocks, that could not be right
  * @recover_bytes: read for it
@@ -159,6 +163,8 @@ struct node_stats {
 	uint64_t		ckpt_bytes;
 	uint64_t		ckpts;
 	uint64_t		ckpt_fails;
+	uint64_t		open_fails;
+	uint64_t		overcommit_bytes;
 	uint64_t		recovered;
 	uint64_t		recover_dropped;
 	uint64_t		recover_bytes;
@@ -236,8 +242,8 @@ enum nvme_engine {
  * @seg_bytes:	segment; power of two, 1 MiB to 64 MiB; by default 64 MiB or
  *		the largest of which the file holds 64
  * @free_floor_pct: do not take space that leaves less of the file system free
- *		than this, per cent; 0: no floor. A file whose preallocation would
- *		is refused; where there is none, writes are off meanwhile
+ *		than this, per cent; 0: no floor. A new file whose preallocation
+ *		would is refused; where there is none, writes are off meanwhile
  * @sparse:	preallocate nothing, even where the file system could
  * @rebuild:	empty a file that is of another version or size, damaged, or not
  *		ours at all, instead of refusing it
@@ -259,7 +265,7 @@ enum nvme_engine {
  *		miss; 30 s
  * @probe_ns:	how often a degraded or failed device is probed; 1 s
  * @lock_wait_ns: how long to wait for another daemon that has the store
- *		locked; 10 s
+ *		locked until that is a failure; 10 s
  * @check_ns:	how often the file is looked at (unlinked?); 5 s
  * @zero_bytes_s: rate of what is written in the background, zeroes and
  *		checkpoints each; 256 MiB/s
@@ -300,9 +306,12 @@ struct nvme_opts {
  *
  * Returns at once with the node NODE_STARTING; opening, locking, sizing and
  * the superblock are done in the background. Then it is NODE_ONLINE with
- * @capacity and @max_len set, or NODE_FAILED with the sentence in @why, for
- * good (destroy it). Nothing is begun before the first node_poll(), so that
- * node_set_owner() can be called; without an owner it starts empty.
+ * @capacity and @max_len set, or NODE_FAILED with the sentence in @why. That is
+ * for good only where the store is damaged or not ours and may not be rebuilt;
+ * all else, a lock that is not had in lock_wait_ns, too, is tried again, from
+ * probe_ns up to every 10 s, and the node is NODE_STARTING once it succeeds.
+ * Nothing is begun before the first node_poll(), so that node_set_owner() can be
+ * called; without an owner it starts empty.
  *
  * Return: 0, -EINVAL, -ENOMEM, or the errno of io_uring_setup(2) when only
  * io_uring was allowed. The caller owns *@ret: node_destroy().
@@ -721,8 +730,9 @@ struct node_record {
  *		numbers, so that who was written first comes first. Sets
  *		@taken[i] for each that it takes; called many times, a slice each
  * @recovered:	recovery is over (0), or there was nothing (-ENOENT), and the node
- *		turns NODE_ONLINE after it; any other error: the store could not be
- *		opened, and the node is NODE_FAILED
+ *		turns NODE_ONLINE after it; any other error: the store is refused,
+ *		and the node is NODE_FAILED for good. Not called while a store
+ *		that could not be opened is being tried again
  * @collect:	checkpoint: hand node_record_again() to every record that was added
  *		and not removed, a part of them each call (one call a round of the
  *		loop: some hundred or thousand); *@cursor is 0 at first and the

@@ -209,12 +209,14 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 	char ckpt[100];
 
 	if (!nvme_open_done(nv)) {
-		snprintf(buf, len, "%s", nv->eng->name);
+		snprintf(buf, len, "%s, opened %llu times without success",
+			 nv->eng->name,
+			 (unsigned long long)n->stats.open_fails);
 		return;
 	}
 	nvme_ckpt_note(nv, ckpt, sizeof(ckpt));
 	snprintf(buf, len,
-		 "%s%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, %s%s%s%s%s%s%s%s%s%s%s",
+		 "%s%s%s, %s, %llu of %llu MiB of memory registered, %u of %u segments written before, %s%s%s%s%s%s%s%s%s%s%s%s",
 		 nv->eng->name,
 		 nv->opts.engine == NVME_ENGINE_AUTO &&
 		 nv->eng == &nvme_threads_ops ? " (io_uring was refused)" : "",
@@ -224,6 +226,7 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 		 (unsigned long long)((fixed + plain) >> 20),
 		 nv->slots.nr_ready, nv->slots.nr_segs,
 		 n->owner ? "journalled" : "not journalled",
+		 o->super_bad ? "; only one superblock is of use" : "",
 		 o->sparse ? "; not preallocated" : "",
 		 o->overcommit ? "; overcommitted: space is not reserved on " : "",
 		 o->overcommit ? o->overcommit : "",

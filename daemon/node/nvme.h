@@ -3,7 +3,8 @@
  * nvme.h - the slot store's inside; for the nvme_*.c files only
  *
  *	nvme.c		making, ending, the loop's entry points, status
- *	nvme_open.c	start-up: open, lock, preallocate; the watch on the file
+ *	nvme_open.c	start-up, again and again; the watch on the file
+ *	nvme_file.c	found or made, locked, as long as configured, reserved
  *	nvme_io.c	an I/O's life: queues, start, checksum, deadline, end
  *	nvme_health.c	states of the device, probes, zero-writing, estimates
  *	nvme_discard.c	telling the medium what is empty
@@ -100,7 +101,8 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @work:	the job, one at a time, on nvme.aux
  * @running:	a worker has it; all below is the worker's then
  * @next_ns:	when to do the next step
- * @lock_until:	how long to wait for the lock
+ * @lock_until:	how long to wait for the lock before it is called a failure
+ * @retry_ns:	how long the last failure was waited for; it doubles
  * @err:	the job's result
  * @msg:	the sentence for @err
  * @fd:		the file, with the lock; -1
@@ -111,6 +113,8 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @overcommit:	name of a file system on which they may take it all the same
  * @rebuilt:	what was there was thrown away; @msg says why
  * @room:	sparse: bytes that may still be taken, as the worker last saw it
+ * @unreserved:	bytes of it that no space is set aside for
+ * @super_bad:	copies of the superblock that cannot be read or written
  * @taken:	sparse: bytes on their way when the worker began to look, or since:
  *		it may not have seen them
  * @super:	the superblock as it is on the medium now
@@ -124,6 +128,7 @@ struct nvme_open {
 	bool			running;
 	uint64_t		next_ns;
 	uint64_t		lock_until;
+	uint64_t		retry_ns;
 	int			err;
 	struct errmsg		msg;
 	int			fd;
@@ -134,6 +139,8 @@ struct nvme_open {
 	bool			rebuilt;
 	const char		*overcommit;
 	uint64_t		room;
+	uint64_t		unreserved;
+	unsigned int		super_bad;
 	uint64_t		taken;
 	struct nvme_super	super;
 	struct nvme_found	*found;
@@ -347,14 +354,34 @@ static inline bool nvme_open_grows(const struct nvme *nv)
 
 /* nvme_open.c */
 
-/* One transfer, all of it or an error; gives O_DIRECT up where it is refused.
- * Blocks: on the worker only. */
-int nvme_open_rw(struct nvme_open *o, bool wr, void *buf, size_t len,
-		 uint64_t off);
 void nvme_open_start(struct nvme *nv);
 void nvme_open_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_open_next(const struct nvme *nv);
 void nvme_open_fini(struct nvme *nv);
+
+/* nvme_file.c; blocks: on the worker only */
+
+/* -errno; what the kernel says of a file system is none of a store's errors. */
+int nvme_sys_err(void);
+/* One transfer, all of it or an error; gives O_DIRECT up where it is refused.
+ * @sync: on the medium at its end, with all that was written before. */
+int nvme_open_read(struct nvme *nv, void *buf, size_t len, uint64_t off);
+int nvme_open_write(struct nvme *nv, const void *buf, size_t len, uint64_t off,
+		    bool sync);
+/* -EWOULDBLOCK: somebody has it. */
+int nvme_file_open(struct nvme *nv);
+int nvme_file_lock(struct nvme *nv);
+/* Close it; one that was made here and did not become a store goes. */
+void nvme_file_drop(struct nvme *nv);
+void nvme_file_kind(struct nvme *nv);
+/* How much more it may take, and how much it lacks. */
+void nvme_file_look(struct nvme *nv);
+/* How long the store is; *@fresh: the file was empty. */
+int nvme_file_size(struct nvme *nv, uint64_t *bytes, bool *fresh);
+/* A file may have holes: made by a copy, or sparse from the start. Where they
+ * cannot be filled one of @ours is as good as sparse. */
+int nvme_file_fill(struct nvme *nv, uint64_t bytes, bool ours);
+int nvme_file_written(struct nvme *nv);
 
 /* nvme_io.c */
 int nvme_submit(struct node *n, struct node_io *io);

@@ -19,37 +19,57 @@
 /**
  * struct nvme_ahead - two buffers and who fills them
  * @cur:	the buffer that the caller looks at
+ * @gone:	of each buffer: which of its blocks could not be read
+ * @err:	of each buffer: why the last of them could not
  * @running:	there is a thread
  * @pending:	it has a range to read, or has read it, into the other buffer
+ * @failed:	it could not read that range as a whole
  * @quit:	it is to end
  * @off:	where that range begins
  * @nr:		and its blocks
  */
 struct nvme_ahead {
-	struct nvme_open *open;
+	struct nvme	*nv;
 	pthread_t	thread;
 	sem_t		go, done;
 	char		*buf[2];
+	bool		*gone[2];
+	int		err[2];
 	unsigned int	cur;
 	bool		running;
 	bool		pending;
+	bool		failed;
 	bool		quit;
 	uint64_t	off;
 	uint64_t	nr;
 };
 
-/* What cannot be read is zero, and so not good. */
-static void read_range(struct nvme_open *o, char *buf, uint64_t off,
-		       uint64_t nr)
+/* Into buffer @which. What cannot be read is zero, and known. @alone: try each
+ * block by itself where not all can be read at once. */
+static int read_range(struct nvme_ahead *a, unsigned int which, uint64_t off,
+		      uint64_t nr, bool alone)
 {
-	if (!nvme_open_rw(o, false, buf, (size_t)nr * NVME_BLOCK, off))
-		return;
+	char *buf = a->buf[which];
+	bool *gone = a->gone[which];
+	int err;
+
+	a->err[which] = 0;
+	memset(gone, 0, (size_t)nr * sizeof(*gone));
+	err = nvme_open_read(a->nv, buf, (size_t)nr * NVME_BLOCK, off);
+	if (!err || !alone)
+		return err;
 	for (uint64_t i = 0; i < nr; i++) {
 		char *p = buf + i * NVME_BLOCK;
 
-		if (nvme_open_rw(o, false, p, NVME_BLOCK, off + i * NVME_BLOCK))
-			memset(p, 0, NVME_BLOCK);
+		err = nvme_open_read(a->nv, p, NVME_BLOCK,
+				     off + i * NVME_BLOCK);
+		if (!err)
+			continue;
+		memset(p, 0, NVME_BLOCK);
+		gone[i] = true;
+		a->err[which] = err;
 	}
+	return 0;
 }
 
 /* Without deadline, as the reads themselves: who waits is a worker, and the loop
@@ -68,7 +88,8 @@ static void *ahead_main(void *arg)
 		sem_take(&a->go);
 		if (a->quit)
 			return NULL;
-		read_range(a->open, a->buf[!a->cur], a->off, a->nr);
+		/* on a sick medium nobody is to wait for what nobody asked for */
+		a->failed = read_range(a, !a->cur, a->off, a->nr, false);
 		sem_post(&a->done);
 	}
 }
@@ -83,7 +104,7 @@ static void ahead_start(struct nvme_ahead *a)
 	pthread_sigmask(SIG_SETMASK, &old, NULL);
 }
 
-int nvme_ahead_create(struct nvme_open *o, uint64_t max_blocks,
+int nvme_ahead_create(struct nvme *nv, uint64_t max_blocks,
 		      struct nvme_ahead **ret)
 {
 	struct nvme_ahead *a = calloc(1, sizeof(*a));
@@ -91,7 +112,7 @@ int nvme_ahead_create(struct nvme_open *o, uint64_t max_blocks,
 
 	if (!a)
 		return -ENOMEM;
-	a->open = o;
+	a->nv = nv;
 	sem_init(&a->go, 0, 0);
 	sem_init(&a->done, 0, 0);
 	for (i = 0; i < ARRAY_SIZE(a->buf); i++) {
@@ -102,6 +123,11 @@ int nvme_ahead_create(struct nvme_open *o, uint64_t max_blocks,
 			return -ENOMEM;
 		}
 		a->buf[i] = buf;
+		a->gone[i] = calloc(max_blocks, sizeof(*a->gone[i]));
+		if (!a->gone[i]) {
+			nvme_ahead_destroy(a);
+			return -ENOMEM;
+		}
 	}
 	ahead_start(a);
 	*ret = a;
@@ -129,6 +155,8 @@ void nvme_ahead_destroy(struct nvme_ahead *a)
 	sem_destroy(&a->done);
 	free(a->buf[0]);
 	free(a->buf[1]);
+	free(a->gone[0]);
+	free(a->gone[1]);
 	free(a);
 }
 
@@ -138,10 +166,10 @@ const char *nvme_ahead_read(struct nvme_ahead *a, uint64_t off, uint64_t nr,
 	bool there = a->pending && a->off == off && a->nr == nr;
 
 	ahead_wait(a);
-	if (there)
+	if (there && !a->failed)
 		a->cur = !a->cur;
 	else
-		read_range(a->open, a->buf[a->cur], off, nr);
+		read_range(a, a->cur, off, nr, true);
 	if (a->running && next_nr) {
 		a->off = next_off;
 		a->nr = next_nr;
@@ -149,4 +177,9 @@ const char *nvme_ahead_read(struct nvme_ahead *a, uint64_t off, uint64_t nr,
 		sem_post(&a->go);
 	}
 	return a->buf[a->cur];
+}
+
+int nvme_ahead_gone(const struct nvme_ahead *a, uint64_t ix)
+{
+	return a->gone[a->cur][ix] ? a->err[a->cur] : 0;
 }

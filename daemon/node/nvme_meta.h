@@ -194,7 +194,14 @@ struct nvme_found {
 
 /* nvme_super.c; on the worker */
 void nvme_layout(struct nvme_super *sb, uint64_t records);
-int nvme_super_open(struct nvme *nv, void *buf, uint64_t bytes, bool fresh);
+/*
+ * Read and check the superblock. @buf has NVME_HEAD_BYTES; @fresh: the file was
+ * empty. *@make: there is none, and one may be made.
+ */
+int nvme_super_read(struct nvme *nv, void *buf, uint64_t bytes, bool fresh,
+		    bool *make);
+/* Write it once more, or make a store. */
+int nvme_super_renew(struct nvme *nv, void *buf, uint64_t bytes, bool make);
 
 /* nvme_journal.c */
 void nvme_journal_init(struct nvme *nv, uint64_t head, uint64_t tail);
@@ -255,10 +262,9 @@ void nvme_record_again(struct node *n, const struct node_record *rec);
 
 /* nvme_ahead.c; on the worker */
 struct nvme_ahead;
-struct nvme_open;
 
 /* Ranges have @max_blocks at most. */
-int nvme_ahead_create(struct nvme_open *o, uint64_t max_blocks,
+int nvme_ahead_create(struct nvme *nv, uint64_t max_blocks,
 		      struct nvme_ahead **ret);
 /* NULL is fine. Waits for what is being read. */
 void nvme_ahead_destroy(struct nvme_ahead *a);
@@ -268,6 +274,8 @@ void nvme_ahead_destroy(struct nvme_ahead *a);
  */
 const char *nvme_ahead_read(struct nvme_ahead *a, uint64_t off, uint64_t nr,
 			    uint64_t next_off, uint64_t next_nr);
+/* Why block @ix of what was returned last could not be read; 0: it could. */
+int nvme_ahead_gone(const struct nvme_ahead *a, uint64_t ix);
 
 /* nvme_scan.c; on the worker */
 int nvme_scan(struct nvme *nv, struct nvme_found **ret);

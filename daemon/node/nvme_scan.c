@@ -599,7 +599,7 @@ int nvme_scan(struct nvme *nv, struct nvme_found **ret)
 	uint64_t start_ns = now_ns();
 	int err;
 
-	err = nvme_ahead_create(&nv->open, READ_BYTES / NVME_BLOCK, &sc.ahead);
+	err = nvme_ahead_create(nv, READ_BYTES / NVME_BLOCK, &sc.ahead);
 	if (err)
 		return err;
 	err = scan_choose(&sc);

@@ -3,7 +3,9 @@
  * The superblock: where everything is, and whether it is ours; making a store.
  *
  * There are two copies, the second one written first. Whichever is whole and
- * says the highest number of openings counts, so a torn write leaves one.
+ * says the highest number of openings counts, so a torn write leaves one, and so
+ * does a block of the medium that fails. What cannot be read is not known to be
+ * damaged: where it would have decided the store is left as it is.
  *
  * A store is made in an order that a crash cannot turn into a puzzle: first a
  * superblock that says it is being made, under a new uuid by which all older
@@ -129,6 +131,61 @@ static const struct nvme_super *super_choose(const char *head)
 	return a;
 }
 
+/* Why the first MiB could not be read, as far as it matters. */
+struct head_err {
+	int	any;
+	int	super[2];
+};
+
+/* The first MiB, block by block where that is the only way. What cannot be read
+ * is zero. */
+static void head_read(struct nvme *nv, char *head, struct head_err *e)
+{
+	*e = (struct head_err){ .any = 0 };
+	if (!nvme_open_read(nv, head, NVME_HEAD_BYTES, 0))
+		return;
+	for (uint32_t off = 0; off < NVME_HEAD_BYTES; off += NVME_BLOCK) {
+		int err = nvme_open_read(nv, head + off, NVME_BLOCK, off);
+
+		if (!err)
+			continue;
+		memset(head + off, 0, NVME_BLOCK);
+		e->any = err;
+		if (!off)
+			e->super[0] = err;
+		if (off == NVME_SUPER2_OFF)
+			e->super[1] = err;
+	}
+}
+
+/* Does a superblock fit what is configured? -EUCLEAN with a sentence: no. */
+static int super_fits(struct nvme *nv, const struct nvme_super *sb,
+		      uint64_t bytes)
+{
+	struct errmsg *msg = &nv->open.msg;
+	const char *path = nv->opts.path;
+	uint64_t records = min(nv->opts.records, bytes / NODE_ALIGN);
+
+	if (sb->bytes != bytes)
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s is a store of %llu bytes, but %llu are configured",
+				  path, (unsigned long long)sb->bytes,
+				  (unsigned long long)bytes);
+	if (!super_sane(sb))
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s: the superblock makes no sense", path);
+	if (nv->opts.seg_bytes && sb->seg_bytes != nv->opts.seg_bytes)
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s has segments of %u bytes, but %u are configured",
+				  path, sb->seg_bytes, nv->opts.seg_bytes);
+	if (records && sb->records != records)
+		return errmsg_set(msg, -EUCLEAN,
+				  "%s has room for %llu records, but %llu are configured",
+				  path, (unsigned long long)sb->records,
+				  (unsigned long long)records);
+	return 0;
+}
+
 /*
  * 0: ours. -ENOENT: nothing but zeroes, or being made. -EUCLEAN with a
  * sentence: something else.
@@ -139,6 +196,7 @@ static int super_check(struct nvme *nv, const char *head, uint64_t bytes,
 	struct errmsg *msg = &nv->open.msg;
 	const char *path = nv->opts.path;
 	const struct nvme_super *sb = super_choose(head);
+	int err;
 
 	if (memcmp(sb->magic, NVME_MAGIC, sizeof(sb->magic))) {
 		if (!head[0] && !memcmp(head, head + 1, NVME_HEAD_BYTES - 1))
@@ -156,46 +214,90 @@ static int super_check(struct nvme *nv, const char *head, uint64_t bytes,
 				  "%s: both superblocks are damaged", path);
 	if (sb->flags & NVME_SUPER_MAKING)
 		return -ENOENT;
-	if (sb->bytes != bytes)
-		return errmsg_set(msg, -EUCLEAN,
-				  "%s is a store of %llu bytes, but %llu are configured",
-				  path, (unsigned long long)sb->bytes,
-				  (unsigned long long)bytes);
-	if (!super_sane(sb))
-		return errmsg_set(msg, -EUCLEAN,
-				  "%s: the superblock makes no sense", path);
-	if (nv->opts.seg_bytes && sb->seg_bytes != nv->opts.seg_bytes)
-		return errmsg_set(msg, -EUCLEAN,
-				  "%s has segments of %u bytes, but %u are configured",
-				  path, sb->seg_bytes, nv->opts.seg_bytes);
-	*ret = *sb;
+	err = super_fits(nv, sb, bytes);
+	if (!err)
+		*ret = *sb;
+	return err;
+}
+
+static int head_unreadable(struct nvme *nv, int err)
+{
+	return errmsg_set(&nv->open.msg, -EIO, "reading the first MiB of %s: %s",
+			  nv->opts.path, strerror(-err));
+}
+
+/* Does a copy say all, while the other one cannot be read? One that is being
+ * made does not: the other one may be done, or still of what was there. */
+static bool super_alone(const struct nvme_super *sb, bool first)
+{
+	if (first && !memcmp(sb->magic, NVME_MAGIC, sizeof(sb->magic)) &&
+	    sb->version != NVME_VERSION)
+		return true;
+	return super_good(sb) && !(sb->flags & NVME_SUPER_MAKING);
+}
+
+/* Read and check; see super_check(). */
+static int super_find(struct nvme *nv, char *head, uint64_t bytes,
+		      struct nvme_super *ret)
+{
+	unsigned int bad;
+	struct head_err e;
+	int err;
+
+	head_read(nv, head, &e);
+	bad = !!e.super[0] + !!e.super[1];
+	if (bad == 2 ||
+	    (bad && !super_alone((void *)(head + (e.super[0] ?
+						  NVME_SUPER2_OFF : 0)),
+				 !e.super[0])))
+		return head_unreadable(nv, e.any);
+	err = super_check(nv, head, bytes, ret);
+	if (err == -ENOENT && e.any && !super_good(super_choose(head)))
+		return head_unreadable(nv, e.any);	/* not all zeroes */
+	if (err)
+		return err;
+	nv->open.super_bad = bad;
+	/* the other one may have been an opening ahead */
+	ret->opens += bad;
 	return 0;
 }
 
 /* ---- writing ---------------------------------------------------------------- */
 
-static int write_sync(struct nvme *nv, void *buf, size_t len, uint64_t off)
+static int say_write(struct nvme *nv, int err)
 {
-	struct nvme_open *o = &nv->open;
-	int err = nvme_open_rw(o, true, buf, len, off);
-
-	if (!err && fdatasync(o->fd) < 0)
-		err = -errno;
-	if (err)
-		errmsg_set(&o->msg, err, "writing %s: %s", nv->opts.path,
-			   strerror(-err));
-	return err;
+	return err ? errmsg_set(&nv->open.msg, err, "writing %s: %s",
+				nv->opts.path, strerror(-err)) : 0;
 }
 
-static int super_write(struct nvme *nv, void *buf, struct nvme_super *sb)
+static bool of_medium(int err)
 {
+	return err == -EIO || err == -ENODATA;
+}
+
+/*
+ * Both copies. @one: the medium may refuse one of them; it is that or no store
+ * at all, and the one that is older counts for nothing. Not while a store is
+ * made: then the old one could be of what was there before.
+ */
+static int super_write(struct nvme *nv, void *buf, struct nvme_super *sb,
+		       bool one)
+{
+	static const uint64_t place[] = { NVME_SUPER2_OFF, 0 };
+	unsigned int bad = 0, i;
 	int err;
 
 	sb->crc = super_crc(sb);
 	memset(buf, 0, NVME_SUPER_BYTES);
 	memcpy(buf, sb, sizeof(*sb));
-	err = write_sync(nv, buf, NVME_SUPER_BYTES, NVME_SUPER2_OFF);
-	return err ? err : write_sync(nv, buf, NVME_SUPER_BYTES, 0);
+	for (i = 0; i < ARRAY_SIZE(place); i++) {
+		err = nvme_open_write(nv, buf, NVME_SUPER_BYTES, place[i],
+				      true);
+		if (err && (!one || bad++ || !of_medium(err)))
+			return say_write(nv, err);
+	}
+	nv->open.super_bad = max(nv->open.super_bad, bad);
+	return 0;
 }
 
 /*
@@ -214,11 +316,11 @@ static int zero_meta(struct nvme *nv, void *buf, const struct nvme_super *sb)
 	while (!err && at < len) {
 		uint64_t n = min(len - at, (uint64_t)ZERO_STEP);
 
-		err = nvme_open_rw(&nv->open, true, buf, (size_t)n,
-				   sb->journal_off + at);
+		err = nvme_open_write(nv, buf, (size_t)n,
+				      sb->journal_off + at, false);
 		at += n;
 	}
-	return err;
+	return say_write(nv, err);
 }
 
 static int first_ckpt(struct nvme *nv, void *buf, const struct nvme_super *sb)
@@ -227,17 +329,18 @@ static int first_ckpt(struct nvme *nv, void *buf, const struct nvme_super *sb)
 	int err;
 
 	memset(buf, 0, NVME_BLOCK);
-	err = nvme_open_rw(&nv->open, true, buf, NVME_BLOCK,
-			   sb->ckpt_off + sb->ckpt_bytes);
+	err = nvme_open_write(nv, buf, NVME_BLOCK,
+			      sb->ckpt_off + sb->ckpt_bytes, false);
 	if (err)
-		return err;
+		return say_write(nv, err);
 	nvme_block_init(buf);
 	e = nvme_block_add(buf, NVME_ENT_END, sizeof(*e), 0);
 	e->number = 1;
 	e->opens = sb->opens;
 	e->journal_seq = 1;
 	nvme_block_seal(buf, NVME_KIND_END, sb->uuid, 0, e->number);
-	return write_sync(nv, buf, NVME_BLOCK, sb->ckpt_off);
+	return say_write(nv, nvme_open_write(nv, buf, NVME_BLOCK, sb->ckpt_off,
+					     true));
 }
 
 /* Make an empty store; @sb->opens is kept, so that numbers stay unique. @zero:
@@ -262,7 +365,7 @@ static int super_make(struct nvme *nv, void *buf, struct nvme_super *sb,
 		return errmsg_set(&nv->open.msg, -EINVAL,
 				  "%s: %llu bytes are too few for a store",
 				  nv->opts.path, (unsigned long long)bytes);
-	err = super_write(nv, buf, sb);
+	err = super_write(nv, buf, sb, false);
 	if (!err && zero)
 		err = zero_meta(nv, buf, sb);
 	if (!err)
@@ -271,37 +374,37 @@ static int super_make(struct nvme *nv, void *buf, struct nvme_super *sb,
 	return err;
 }
 
-/*
- * Read, check and renew the superblock, or make one where that is right.
- * @buf has NVME_HEAD_BYTES; @fresh: the file was empty.
- */
-int nvme_super_open(struct nvme *nv, void *buf, uint64_t bytes, bool fresh)
+int nvme_super_read(struct nvme *nv, void *buf, uint64_t bytes, bool fresh,
+		    bool *make)
 {
 	struct nvme_open *o = &nv->open;
-	struct nvme_super *sb = &o->super;
 	int err = -ENOENT;
 
-	memset(sb, 0, sizeof(*sb));
+	memset(&o->super, 0, sizeof(o->super));
 	if (bytes < NVME_HEAD_BYTES + (uint64_t)NVME_SEG_MIN)
 		return errmsg_set(&o->msg, -EINVAL,
 				  "%s: %llu bytes are too few for a store",
 				  nv->opts.path, (unsigned long long)bytes);
-	if (!fresh && !o->rebuilt) {
-		err = nvme_open_rw(o, false, buf, NVME_HEAD_BYTES, 0);
-		if (err)
-			return errmsg_set(&o->msg, err, "reading %s: %s",
-					  nv->opts.path, strerror(-err));
-		err = super_check(nv, buf, bytes, sb);
+	if (!fresh && !o->rebuilt)
+		err = super_find(nv, buf, bytes, &o->super);
+	*make = err == -ENOENT;
+	return *make ? 0 : err;
+}
+
+int nvme_super_renew(struct nvme *nv, void *buf, uint64_t bytes, bool make)
+{
+	struct nvme_open *o = &nv->open;
+	struct nvme_super *sb = &o->super;
+	int err = 0;
+
+	if (make || !nv->node.owner) {
+		err = super_make(nv, buf, sb, bytes, make);
+		make = true;
 	}
-	if (err == -EUCLEAN)
+	if (err)
 		return err;
-	if (err || !nv->node.owner) {
-		err = super_make(nv, buf, sb, bytes, err);
-		if (err)
-			return err;
-	}
 	sb->opens++;
-	err = super_write(nv, buf, sb);
+	err = super_write(nv, buf, sb, !make);
 	o->nr_segs = (uint32_t)((bytes - sb->data_off) / sb->seg_bytes);
 	return err;
 }

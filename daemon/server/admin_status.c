@@ -69,6 +69,7 @@ static const struct field node_fields[] = {
 	NODE_FIELD(journal_fails), NODE_FIELD(journal_lost),
 	NODE_FIELD(journal_used),
 	NODE_FIELD(ckpt_bytes), NODE_FIELD(ckpts), NODE_FIELD(ckpt_fails),
+	NODE_FIELD(open_fails), NODE_FIELD(overcommit_bytes),
 	NODE_FIELD(recovered), NODE_FIELD(recover_dropped),
 	NODE_FIELD(recover_bytes), NODE_FIELD(recover_ns),
 };

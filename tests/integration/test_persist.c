@@ -5,6 +5,7 @@
  */
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -245,6 +246,39 @@ static void tenant_that_is_gone_leaves_nothing(void **state)
 	T_EQ(ta_node(&f->d, "nvme0", "used"), 0);
 }
 
+/* A disk that answers late, or a lock that is let go late: nothing is lost. */
+static void store_that_can_be_read_later_is_found_later(void **state)
+{
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	unsigned int was;
+
+	begin(f);
+	T_EQ(ta_node(&f->d, "nvme0", "node.open_fails"), 0);
+	T_CHECK(ta_node(&f->d, "nvme0", "node.overcommit_bytes") <= NVME);
+	put(f, 1, CHAINS);
+	was = below(&f->d);
+	usleep(GROUP_MS * 1000);
+	tc_close(c);
+	td_kill(&f->d);
+	T_OK(setenv("KVMM_FAULT", "nvme0:openread:eio", 1));
+	T_OK(td_start(&f->d));
+	unsetenv("KVMM_FAULT");
+	T_WAIT(LONG_WAIT, ta_node(&f->d, "nvme0", "node.open_fails") >= 2);
+	T_CHECK(!strcmp(ta_node_state(&f->d, "nvme0"), "failed"));
+	/* it serves meanwhile, from memory */
+	tc_open(c, f->d.socket, NULL);
+	T_EQ(there(c, 1, CHAINS), 0);
+	T_EQ(tc_put(c, 1000, 0, CHAIN), CHAIN);
+	T_EQ(there(c, 1000, 1), CHAIN);
+	ta_check(&f->d);
+	ta_fault(&f->d, "");
+	fx_online(&f->d);
+	T_CHECK(there(c, 1, CHAINS) >= was * 9 / 10);
+	T_EQ(ta_counter(&f->d, "nvme0", "recover_orphan"), 0);
+	ta_check(&f->d);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -255,6 +289,7 @@ int main(void)
 		FX_TEST(daemon_that_is_killed_while_it_writes),
 		FX_TEST(page_that_was_bad_stays_away),
 		FX_TEST(tenant_that_is_gone_leaves_nothing),
+		FX_TEST(store_that_can_be_read_later_is_found_later),
 	};
 
 	fx_filter();
