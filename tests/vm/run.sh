@@ -25,7 +25,7 @@ for tool in qemu-system-x86_64 mmdebstrap mke2fs debugfs; do
 	fi
 done
 export PATH=$PATH:/sbin:/usr/sbin
-export PACKAGES="dmsetup libcmocka0 libssl3 libzstd1"
+export PACKAGES="dmsetup libcmocka0 libssl3 libzstd1 xfsprogs btrfs-progs"
 export VMRUN_CACHE=${VMRUN_CACHE:-$build/vm/cache}
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/kvmm-vm.XXXXXX") || exit 1
