@@ -6,6 +6,10 @@
  * been on the medium for a while when the machine is switched off, and another
  * part is on its way. The second time a kvmmd that knows nothing but the disk
  * finds the first part again, and no page of either has a wrong byte.
+ *
+ * The disk's own cache is not lost here: it is memory of the host's. That is what
+ * test_logwrites.c is for. This one shows what the end of a kernel leaves, and that
+ * a kvmmd which never ended is found by one that was never told of it.
  */
 #include <fcntl.h>
 #include <stdio.h>
