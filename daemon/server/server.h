@@ -11,7 +11,7 @@
  *   listener	a client socket: tenant, rights, mode
  *   session	one client process: from accept until its pidfd says that it has
  *		exited; its socket may close long before	(session.c)
- *   ring	a session's submission and completion rings	(ring.c)
+ *   ring	a session's submission and completion rings	(ring*.c)
  *   admin	the administration socket			(admin.c)
  *
  * What a client may do to others is bounded everywhere: entries a round, bytes
