@@ -292,14 +292,12 @@ static bool may_free(const struct mm_win *w, uint32_t f)
 	       m->owner == w->engine && !m->flags && !m->refs;
 }
 
-static void free_step(struct step_wait *sw, int err)
+static void free_frames(const struct free_wait *fw)
 {
-	struct free_wait *fw = container_of(sw, struct free_wait, sw);
 	struct mm_pool *p = fw->pool;
 	uint32_t i;
 
-	/* a dying engine's frames stay so, and go with the rest that it holds */
-	for (i = 0; !err && i < fw->n; i++) {
+	for (i = 0; i < fw->n; i++) {
 		const struct mm_win *w = p->meta[fw->frame[i]].win;
 
 		frame_put(p, fw->frame[i]);
@@ -307,12 +305,48 @@ static void free_step(struct step_wait *sw, int err)
 		if (w->closed && !w->nr_open)
 			p->space->mm->next_closed_ns = 0;
 	}
-	if (!err)
-		pool_feed(p);
+}
+
+static void free_step(struct step_wait *sw, int err)
+{
+	struct free_wait *fw = container_of(sw, struct free_wait, sw);
+
+	/* a dying engine's frames stay so, and go with the rest that it holds */
+	if (!err) {
+		free_frames(fw);
+		pool_feed(fw->pool);
+	}
 	free(fw);
 }
 
-int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n, uint64_t after)
+static void nobody_told(void *arg)
+{
+}
+
+/* They are to be freed after @after; or that is now, and nobody has them yet. */
+static void free_begin(struct mm_engine *e, struct free_wait *fw,
+		       uint64_t after, void (*taken)(void *arg), void *arg)
+{
+	struct mm_pool *p = fw->pool;
+	uint32_t i;
+
+	if (after <= e->step && !engine_usable(e)) {
+		free_frames(fw);
+		taken(arg);
+		pool_feed(p);
+		free(fw);
+		return;
+	}
+	for (i = 0; after > e->step && i < fw->n; i++) {
+		frame_freed(p, fw->frame[i], after);
+		mm_point();
+	}
+	taken(arg);
+	step_wait_add(e, &fw->sw, after);
+}
+
+int mm_free_told(struct mm_win *w, const uint32_t *frame, uint32_t n,
+		 uint64_t after, void (*taken)(void *arg), void *arg)
 {
 	struct mm_pool *p = w->pool;
 	struct free_wait *fw;
@@ -330,10 +364,7 @@ int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n, uint64_t after)
 		fw->frame[i] = frame[i];
 	}
 	fw->n = n;
-	for (i = 0; after > w->engine->step && i < n; i++)
-		frame_freed(p, frame[i], after);
-	mm_point();
-	step_wait_add(w->engine, &fw->sw, after);
+	free_begin(w->engine, fw, after, taken, arg);
 	return 0;
 
 out_undo:
@@ -341,4 +372,9 @@ out_undo:
 		p->meta[frame[i]].flags &= ~FMETA_FREE;
 	free(fw);
 	return -EINVAL;
+}
+
+int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n, uint64_t after)
+{
+	return mm_free_told(w, frame, n, after, nobody_told, NULL);
 }

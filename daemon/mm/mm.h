@@ -456,9 +456,22 @@ void mm_refill(struct mm_win *w, uint32_t n);
  */
 void mm_stock(struct mm_win *w, uint32_t n);
 
-/** mm_free() - OPEN frames come back; reused after step @after */
+/**
+ * mm_free() - OPEN frames come back; reused after step @after
+ * Return: 0; -EINVAL: one of them is not @w's, and none was freed; -ENOMEM.
+ */
 int mm_free(struct mm_win *w, const uint32_t *frame, uint32_t n,
 	    uint64_t after);
+
+/**
+ * mm_free_told() - the same, and be told when it need not be done again
+ * @taken:	called once a next daemon would find that they came back, and before
+ *		anybody can have one of them. Until then a next daemon that
+ *		has not handed out any frame yet may free them again; afterwards
+ *		that would take them from somebody else
+ */
+int mm_free_told(struct mm_win *w, const uint32_t *frame, uint32_t n,
+		 uint64_t after, void (*taken)(void *arg), void *arg);
 
 /* Longer chains lose the touch of their heads; a bound for one ring entry. */
 #define MM_TOUCH_MAX	65536u

@@ -315,6 +315,92 @@ static void all_is_found_wherever_it_died(void **state)
 	assert_int_equal(fd_count(), fds_before);
 }
 
+/* -- frames on their way back ------------------------------------------------------ */
+
+#define BACK	16u
+
+/**
+ * struct backs - two lots of frames that are given back
+ * @begun, @taken: of each lot; whether it need not be said again
+ */
+struct backs {
+	uint32_t	frame[2 * BACK];
+	bool		begun[2], taken[2];
+	bool		had;
+};
+
+static void take_note(void *arg)
+{
+	*(bool *)arg = true;
+}
+
+static void live_giving_back(void *shm)
+{
+	struct rig_opts o = { .bytes = 1 << 20 };
+	struct backs *b = shm;
+	struct rig_client *a;
+	unsigned int i;
+
+	ar_open(&first, &o);
+	a = mr_client(&first, 0, KVMM_RW);
+	mr_attach(a, "a", PAGE);
+	mr_win(a, 0);
+	mr_alloc(a, b->frame, 2 * BACK);
+	b->had = true;
+	/* now, and after a step */
+	for (i = 0; i < 2; i++) {
+		b->begun[i] = true;
+		assert_int_equal(mm_free_told(a->win, b->frame + i * BACK, BACK,
+					      i ? 5 : 0, take_note,
+					      &b->taken[i]), 0);
+	}
+}
+
+/* What was not taken is said again, as a ring that was found does. */
+static void say_again(struct rig_client *a, const struct backs *b)
+{
+	unsigned int i, k;
+
+	for (i = 0; i < 2; i++)
+		for (k = 0; b->begun[i] && !b->taken[i] && k < BACK; k++)
+			mm_free(a->win, b->frame + i * BACK + k, 1, i ? 5 : 0);
+}
+
+static void frames_given_back_stay_with_nobody(void **state)
+{
+	struct backs *b = mmap(NULL, sizeof(*b), PROT_READ | PROT_WRITE,
+			       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	static struct rig r;
+	struct rig_client *a;
+	unsigned int nth, i;
+	bool died = true;
+
+	assert_true(b != MAP_FAILED);
+	for (nth = 1; died; nth++) {
+		memset(b, 0, sizeof(*b));
+		died = ar_die(live_giving_back, b, nth);
+		ar_open(&r, &(struct rig_opts){ .bytes = 1 << 20 });
+		a = b->had ? ar_client(&r, 0) : NULL;
+		if (a) {
+			say_again(a, b);
+			mr_step(a, 5);
+			mr_run(&r);
+			for (i = 0; i < 2 * BACK; i++)
+				if (b->begun[i / BACK])
+					assert_null(a->win->pool->
+						    meta[b->frame[i]].win);
+			mr_check(&r);
+		}
+		if (r.client[0].mc)
+			mr_exit(&r.client[0]);
+		mr_settle(&r);
+		mr_close(&r);
+		ar_empty();
+	}
+	munmap(b, sizeof(*b));
+	assert_int_equal(fd_count(), fds_before);
+}
+
 /* The second one dies while it adopts, or soon after. */
 static void live_again(void *shm)
 {
@@ -800,6 +886,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(all_is_found_wherever_it_died),
+		TEST(frames_given_back_stay_with_nobody),
 		TEST(dying_again_loses_nothing_more),
 		TEST(no_wrong_byte_wherever_a_churning_one_died),
 		TEST(bad_record_costs_its_page_and_what_hangs_on_it),
