@@ -246,6 +246,44 @@ const struct mm_keep_ops *server_keep_ops(const struct server *s)
 	return s->park ? &keep_ops : NULL;
 }
 
+static void restore_win(struct mm_win *w, void *arg)
+{
+	struct session *ss = arg;
+
+	if (mm_win_no(w) >= SESSION_MAX_WINS)
+		return;
+	ss->win[mm_win_no(w)] = w;
+	ss->nr_wins++;
+}
+
+static void restore_wins(struct session *ss)
+{
+	memset(ss->win, 0, sizeof(ss->win));
+	ss->nr_wins = 0;
+	mm_client_windows(ss->mc, restore_win, ss);
+}
+
+/*
+ * What the last daemon was to take back it is asked for again, now that no frame
+ * has been handed out. For whom mm had no memory there is nothing to come back to.
+ */
+static void sessions_settle(struct server *s)
+{
+	struct session *ss;
+
+	list_for_each_entry(ss, &s->sessions, link) {
+		if (ss->state != SESSION_CLOSED)
+			continue;
+		if (!ss->mc) {
+			session_forget(ss);
+			continue;
+		}
+		restore_wins(ss);
+		if (ring_resume(ss))
+			ss->resumable = false;
+	}
+}
+
 int adopt_clients(struct server *s, struct errmsg *e)
 {
 	struct mm_adopted *ad = &s->adopted;
@@ -255,6 +293,7 @@ int adopt_clients(struct server *s, struct errmsg *e)
 	err = mm_adopt(s->mm, s->ladder ? s->ladder->adopt_pct : 100, ad, e);
 	if (err)
 		return err;
+	sessions_settle(s);
 	s->adopt_ns = now_ns() - began;
 	if (s->adopting)
 		log_notice("adopted %u client%s, %u space%s, %u extent%s, %llu page%s in %llu ms; %llu wait for a node, %llu lost, %u piece%s given up",
@@ -292,16 +331,6 @@ static struct session *resume_find(const struct session *ss,
 	    o->cred_pid != ss->cred_pid)
 		return NULL;
 	return o;
-}
-
-static void restore_win(struct mm_win *w, void *arg)
-{
-	struct session *ss = arg;
-
-	if (mm_win_no(w) >= SESSION_MAX_WINS)
-		return;
-	ss->win[mm_win_no(w)] = w;
-	ss->nr_wins++;
 }
 
 /* The connection becomes @o's. */
@@ -375,11 +404,15 @@ bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd)
 		return true;
 	}
 	o->resumable = false;
+	restore_wins(o);
 	err = ring_resume(o);
 	if (!err)
 		err = mm_client_back(o->mc);
-	if (!err)
+	if (!err) {
 		err = resume_move(ss, o, &doorbell);
+		if (err)
+			mm_client_disconnect(o->mc);
+	}
 	if (err) {
 		log_warn("client %u (%s) cannot go on: %s", o->no, o->name,
 			 strerror(-err));
@@ -392,8 +425,6 @@ bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd)
 	o->doom = REJECT_NONE;
 	o->ring.marked = false;
 	o->nr_told = 0;
-	o->nr_wins = 0;
-	mm_client_windows(o->mc, restore_win, o);
 	o->nr_spaces = mm_client_spaces(o->mc, o->space, SESSION_MAX_SPACES);
 	memset(o->space_epoch, 0, sizeof(o->space_epoch));
 	session_welcomed(o);
@@ -401,7 +432,6 @@ bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd)
 	s->resumed++;
 	send_welcome(o, h->h.seq, doorbell, WIRE_WELCOME_RESUMED |
 		     (o->adopted ? WIRE_WELCOME_ADOPTED : 0));
-	o->adopted = false;
 	resume_tell(o, h->h.seq);
 	mm_step_done(o->mc);
 	return true;

@@ -21,4 +21,14 @@ static inline struct mm_win *entry_win(struct session *ss,
 	return e->win < SESSION_MAX_WINS ? ss->win[e->win] : NULL;
 }
 
+/* What was taken so far need not be taken again, whenever we die. */
+static inline void entries_taken(void *arg)
+{
+	struct session *ss = arg;
+
+	/* release, as in ring_poll(): the client may write there again */
+	atomic_store_explicit(&ss->ring.ledger->sq.head, ss->ring.sq_head,
+			      memory_order_release);
+}
+
 #endif

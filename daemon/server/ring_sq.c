@@ -173,13 +173,11 @@ static void do_free(struct session *ss, const struct ring_sqe *e)
 	struct mm_win *w = entry_win(ss, e);
 
 	/*
-	 * Not to be done twice, whenever we die: by then the frames may be
-	 * somebody else's. release, as in ring_poll(); the array was copied.
+	 * Neither to be lost nor done twice, whenever we die: then the frames
+	 * may be somebody else's. So the entry is taken in the middle of it.
 	 */
-	atomic_store_explicit(&ss->ring.ledger->sq.head, ss->ring.sq_head,
-			      memory_order_release);
-	if (w && mm_free(w, (const void *)ss->server->scratch, e->n,
-			 e->after) == -EINVAL)
+	if (w && mm_free_told(w, (const void *)ss->server->scratch, e->n,
+			      e->after, entries_taken, ss) == -EINVAL)
 		session_doom(ss, REJECT_SQE_FRAME,
 			     "freed a frame that it does not own");
 }
@@ -300,6 +298,8 @@ unsigned int ring_poll(struct session *ss)
 		pages += ring_take(ss, &e);
 	}
 	r->submissions += done;
+	/* it has heard its welcome: from here on what goes on is ours */
+	ss->adopted &= !done;
 	/* release: the client may write there again once it sees these */
 	if (r->arena_head != arena)
 		atomic_store_explicit(&r->ledger->arena_head, r->arena_head,

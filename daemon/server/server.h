@@ -190,9 +190,11 @@ uint64_t ring_bytes(void);
 /**
  * ring_resume() - done with what was posted to the last daemon
  *
- * Frames that were given back are; the rest nobody waits for. Nothing is posted
- * meanwhile: the client waits for its welcome.
- * Return: 0, or -EPROTO: its cursors make no sense.
+ * Frames that were given back are, in the windows that the session knows; the
+ * rest nobody waits for. Nothing is posted meanwhile: the client waits for its
+ * welcome.
+ * Return: 0, or -EPROTO: its cursors make no sense, or it gives back what others
+ * have.
  */
 int ring_resume(struct session *ss);
 /** ring_fini() - drop what it holds: before mm_client_disconnect() */
@@ -274,7 +276,7 @@ struct session {
 	uint32_t	nr_out, out_fds;
 	struct wire_win	late;
 	bool		resumable;
-	bool		adopted;	/* and has not come again */
+	bool		adopted;	/* and has posted nothing to us yet */
 	uint64_t	secret[2];
 	bool		told_off;	/* its last message was an error */
 	bool		over;		/* hung up: close it, nobody is to blame */

@@ -140,6 +140,42 @@ static void clients_go_on_with_the_next_kvmmd(void **state)
 	fx_stop(f);
 }
 
+/* What was given back to a kvmmd that did not get to it. */
+static void frames_given_back_to_the_dead_are_free(void **state)
+{
+	kvmm_frame_t frame[512];
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	struct kvmm_req *rq;
+	unsigned int i;
+	uint64_t was;
+	pid_t pid;
+
+	start(f);
+	tc_open(c, f->d.socket, NULL);
+	T_EQ(tc_put(c, 1, 0, 4), 4);
+	rq = tc_req(c, 1);
+	tc_ping(c);
+	was = ta_open(&f->d, 0);
+	/* few at a time, or the library would keep many */
+	for (i = 0; i < 512; i += 32)
+		tc_alloc(c, rq, 0, 32, frame + i);
+	tc_ping(c);
+	T_CHECK(ta_open(&f->d, 0) >= was + 400);
+	pid = td_kept(&f->d);
+	T_OK(kill(pid, SIGSTOP));
+	T_OK(kvmm_free(rq, 0, c->node, frame, 512, 0));
+	T_OK(kill(pid, SIGKILL));
+	T_WAIT(LONG_WAIT, back(c, 0));
+	/* but for what the library keeps to itself, and a refill */
+	T_WAIT(LONG_WAIT, (tc_ping(c), ta_open(&f->d, 0) <= was + 200));
+	tc_end(rq);
+	ta_check(&f->d);
+	tc_close(c);
+	ta_baseline(&f->d, BACK_MS);
+	fx_stop(f);
+}
+
 /* Has its log these words? */
 static bool logged(const struct test_daemon *d, const char *words)
 {
@@ -814,6 +850,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		FX_TEST(clients_go_on_with_the_next_kvmmd),
+		FX_TEST(frames_given_back_to_the_dead_are_free),
 		FX_TEST(failed_starts_lose_nothing),
 		FX_TEST(unanswered_publishes_cost_no_frame),
 		FX_TEST(windows_closed_meanwhile_are_closed),

@@ -225,6 +225,53 @@ void rc_hello(struct raw_client *c)
 	c->notify = sock_msg_take_fd(c->m);
 }
 
+void rc_come_again(struct raw_client *c)
+{
+	const struct kvmm_hdr *hdr = c->hdr.addr;
+	struct wire_hello h = {
+		.h = { .type = WIRE_HELLO, .len = sizeof(h) },
+		.abi_min = KVMM_ABI_MIN, .abi_max = KVMM_ABI_VERSION,
+		.pid = (uint32_t)getpid(), .name = "raw",
+		.epoch = hdr->epoch, .client = c->no,
+	};
+	int pidfd = fd_pidfd_open(getpid());
+
+	memcpy(h.secret, c->l->secret, sizeof(h.secret));
+	assert_true(pidfd >= 0);
+	close_fd(&c->fd);
+	srig_pump(c->rig);		/* it sees that */
+	c->fd = sock_connect(c->rig->cfg.socket[0].path);
+	assert_true(c->fd >= 0);
+	assert_int_equal(rc_send(c, &h.h, &pidfd, 1), 0);
+	close(pidfd);
+}
+
+uint32_t rc_hello_again(struct raw_client *c)
+{
+	const struct wire_hdr *mh = (const void *)c->m->buf;
+	uint32_t flags;
+	int fd, i;
+
+	rc_come_again(c);
+	rc_expect(c, WIRE_WELCOME);
+	assert_int_equal(c->m->nr_fds, 4);
+	flags = ((const struct wire_welcome *)c->m->buf)->flags;
+	if (!(flags & WIRE_WELCOME_RESUMED))
+		return flags;
+	for (i = 0; i < 2; i++) {
+		fd = sock_msg_take_fd(c->m);
+		close_fd(&fd);
+	}
+	close_fd(&c->doorbell);
+	close_fd(&c->notify);
+	c->doorbell = sock_msg_take_fd(c->m);
+	c->notify = sock_msg_take_fd(c->m);
+	do
+		assert_int_equal(rc_recv(c), 0);
+	while (mh->type != WIRE_RESUMED);
+	return flags;
+}
+
 size_t rc_desc(uint8_t *buf)
 {
 	static const struct kvmm_seg seg = {

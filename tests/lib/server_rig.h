@@ -93,6 +93,14 @@ void rc_expect_cut(struct raw_client *c, enum reject why);
 
 /* The steps of a well-behaved client; each ends the test if it fails. */
 void rc_hello(struct raw_client *c);
+/*
+ * Hang up, connect again and say who it was. The flags of the welcome: without
+ * %WIRE_WELCOME_RESUMED the connection is another client's, and only good to be
+ * closed.
+ */
+uint32_t rc_hello_again(struct raw_client *c);
+/* The first half of that: nothing is waited for. */
+void rc_come_again(struct raw_client *c);
 void rc_attach(struct raw_client *c);
 void rc_win_open(struct raw_client *c, uint32_t rights);
 /* Map what came up in its bitmap, as a client does after WIN_SYNC. */
