@@ -25,6 +25,11 @@
  * A removal that a crash has lost may leave two records of one page: the newer
  * one holds, whoever the older slot belongs to now.
  *
+ * A label that says nothing, or is of a tenant that is not in the configuration, is
+ * deleted with all that belongs to it. What fails otherwise, for lack of memory or
+ * of room in a node that was made smaller, may be other tomorrow: the node asks
+ * again until then, and keeps what it has.
+ *
  * A space that was found and has no client lives while it has pages, as any other.
  * Labels of which nothing was found are deleted with their space.
  */
@@ -54,6 +59,7 @@ struct known {
  * @last:	the one that was looked for last
  * @stale:	slots of which a newer one was found: free when all is over
  * @refused:	labels that were not taken
+ * @waits:	the one that could not be taken yet, plus one; it was told
  * @share:	records for each label, if they have the same
  */
 struct recovery {
@@ -63,6 +69,7 @@ struct recovery {
 	struct node_slot *stale;
 	unsigned int	nr_stale, max_stale;
 	unsigned int	spaces, refused;
+	uint64_t	waits;
 	uint64_t	began_ns;
 	uint64_t	share;
 };
@@ -288,6 +295,8 @@ static int label_decode(const uint8_t *bytes, size_t len, struct found *f,
 			struct errmsg *e)
 {
 	struct space_label l;
+	struct desc d;
+	int err;
 
 	if (len < sizeof(l))
 		return errmsg_set(e, -EINVAL, "it has %zu bytes", len);
@@ -305,7 +314,16 @@ static int label_decode(const uint8_t *bytes, size_t len, struct found *f,
 		return errmsg_set(e, -EINVAL, "a tenant's name with a NUL");
 	f->desc = bytes + sizeof(l) + l.tenant_len;
 	f->desc_len = l.desc_len;
-	return 0;
+	err = desc_decode(f->desc, f->desc_len, &d, e);
+	if (!err)
+		desc_fini(&d);
+	return err;
+}
+
+/* What an error of a label means for the node: -ENOENT: away with it. */
+static int label_gone(int err)
+{
+	return err == -ENOMEM ? err : -ENOENT;
 }
 
 /* The space of @f, made if there is none. */
@@ -338,12 +356,13 @@ static int label_take(struct mm_node *nd, uint32_t id, const void *bytes,
 	int err;
 
 	err = label_decode(bytes, len, &f, e);
-	if (!err)
-		err = found_space(nd->mm, &f, &sp, e);
+	if (err)
+		return label_gone(err);
+	err = found_space(nd->mm, &f, &sp, e);
 	if (err)
 		return err;
 	if (sp->labelled & BIT(nd->ix))
-		return errmsg_set(e, -EEXIST, "its space has another one");
+		return errmsg_set(e, -ENOENT, "its space has another one");
 	err = known_add(nd->recovery, id, sp);
 	if (err)
 		return errmsg_set(e, err, "out of memory");
@@ -372,7 +391,12 @@ static int found_label(struct node *n, uint32_t id, const void *bytes,
 	if (!nd->recovery->began_ns)
 		nd->recovery->began_ns = now_ns();
 	err = label_take(nd, id, bytes, len, &e);
-	if (err) {
+	if (err && err != -ENOENT) {
+		if (nd->recovery->waits != id + UINT64_C(1))
+			say(nd->mm, true, "node %s: space %u that was found has to wait: %.300s",
+			    n->name, id, e.text);
+		nd->recovery->waits = id + UINT64_C(1);
+	} else if (err) {
 		nd->recovery->refused++;
 		say(nd->mm, true, "node %s: space %u that was found is given up: %.300s",
 		    n->name, id, e.text);

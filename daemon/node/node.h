@@ -724,8 +724,10 @@ struct node_record {
 /**
  * struct node_owner - whom a block node asks and tells
  * @begin:	recovery: so many labels and records will come, at most
- * @label:	recovery: a label; before any record that may name it. Non-zero: the
- *		owner has no use for it, and it is deleted
+ * @label:	recovery: a label; before any record that may name it. -ENOENT: the
+ *		owner has no use for it, and it is deleted with its records. Any
+ *		other error: not now; the owner is asked again every second, and the
+ *		medium stays as it is
  * @records:	recovery: @n records in the order of their slots' sequence
  *		numbers, so that who was written first comes first. Sets
  *		@taken[i] for each that it takes; called many times, a slice each

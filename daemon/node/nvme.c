@@ -82,8 +82,7 @@ static uint64_t nvme_next_deadline(const struct node *n)
 
 	if (nv->drained)
 		return DEADLINE_NONE;
-	if (nv->found && n->state != NODE_OFFLINE)
-		return 0;
+	next = min(next, nvme_recover_next(nv));
 	next = min(next, nvme_health_next(nv));
 	next = min(next, nvme_discard_next(nv));
 	next = min(next, min(nvme_journal_next(nv), nvme_ckpt_next(nv)));

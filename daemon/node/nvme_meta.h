@@ -167,6 +167,7 @@ struct nvme_ckpt {
  * @next:	how many of @order were handed out
  * @next_label:	how many labels were
  * @taken:	how many records the owner took
+ * @again_ns:	the owner could not take a label: when to ask once more
  */
 struct nvme_found {
 	struct nvme_ent_end	end;
@@ -190,6 +191,7 @@ struct nvme_found {
 	uint32_t		next;
 	uint32_t		next_label;
 	uint32_t		taken;
+	uint64_t		again_ns;
 };
 
 /* nvme_super.c; on the worker */
@@ -284,5 +286,6 @@ void nvme_found_free(struct nvme_found *f);
 /* nvme_recover.c */
 void nvme_recover_start(struct nvme *nv);
 bool nvme_recover_poll(struct nvme *nv);
+uint64_t nvme_recover_next(const struct nvme *nv);
 
 #endif

@@ -7,6 +7,10 @@
  * and free again, its record removed, when the owner does not take it. Nobody
  * can allocate before the end: until then the node is NODE_STARTING, so the
  * account is right before the first write.
+ *
+ * A label that the owner cannot take now, for lack of memory, say, holds all of
+ * it up: to leave it out would be to delete all that belongs to it. The owner is
+ * asked again, and the node is NODE_STARTING until it has an answer.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,6 +20,7 @@
 
 #define SLICE		512u
 #define SLICE_NS	(2 * NSEC_PER_MSEC)
+#define AGAIN_NS	NSEC_PER_SEC
 #define AHEAD		16u		/* records that are fetched ahead of time */
 
 /* Quarantine, in two passes: a segment is retired when nothing in it is used. */
@@ -56,20 +61,34 @@ void nvme_recover_start(struct nvme *nv)
 		o->begin(&nv->node, nv->labels.nr, f->nr_order, o->arg);
 }
 
+static void recover_waits(struct nvme *nv, uint32_t id, int err)
+{
+	nv->found->again_ns = deadline_in(AGAIN_NS);
+	node_set_state(&nv->node, NODE_STARTING,
+		       "%s: label %u cannot be taken now: %s; it is tried again, nothing is deleted",
+		       nv->opts.path, id, strerror(-err));
+}
+
 /* One more label; they are gone through by number, since some go. */
 static bool recover_label(struct nvme *nv)
 {
 	const struct node_owner *o = nv->node.owner;
 	struct nvme_labels *ls = &nv->labels;
+	int err;
 
 	for (uint32_t i = 0; i < ls->nr; i++) {
 		const struct nvme_label *l = &ls->v[i];
 
 		if (l->id < nv->found->next_label)
 			continue;
+		err = o->label ? o->label(&nv->node, l->id, l->bytes, l->len,
+					  o->arg) : 0;
+		if (err && err != -ENOENT) {
+			recover_waits(nv, l->id, err);
+			return true;
+		}
 		nv->found->next_label = l->id + 1;
-		if (o->label && o->label(&nv->node, l->id, l->bytes, l->len,
-					 o->arg))
+		if (err)
 			nvme_label_del(&nv->node, l->id);
 		return true;
 	}
@@ -166,10 +185,19 @@ bool nvme_recover_poll(struct nvme *nv)
 	if (!nv->found || !nv->node.owner || nv->node.state == NODE_OFFLINE)
 		return false;
 	do {
+		if (!deadline_past(nv->found->again_ns))
+			return false;
 		if (recover_label(nv) || recover_slice(nv))
 			continue;
 		recover_end(nv);
 		return false;
 	} while (now_ns() < end);
 	return true;
+}
+
+uint64_t nvme_recover_next(const struct nvme *nv)
+{
+	if (!nv->found || nv->node.state == NODE_OFFLINE)
+		return DEADLINE_NONE;
+	return nv->found->again_ns;
 }

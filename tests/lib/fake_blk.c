@@ -404,11 +404,11 @@ void fake_blk_checkpoint(struct fake_blk *b, void (*between)(void *arg),
 
 /**
  * struct fake_found - what recovery hands out
- * @label:	places in the log, then
+ * @label:	places in the log, @label_at of them handed out, then
  * @rec:	by slot.seq
  */
 struct fake_found {
-	unsigned int	*label, nr_labels;
+	unsigned int	*label, nr_labels, label_at;
 	struct node_record *rec;
 	unsigned int	nr, at;
 	bool		begun;
@@ -451,19 +451,22 @@ static void found_free(struct fake_blk *b)
 	b->found = NULL;
 }
 
-static void recover_labels(struct fake_blk *b)
+/* False: one of them cannot be taken now. */
+static bool recover_labels(struct fake_blk *b)
 {
 	struct fake_found *f = b->found;
-	unsigned int i;
 
-	for (i = 0; i < f->nr_labels; i++) {
-		struct fake_said s = b->disk->said[f->label[i]];
+	for (; f->label_at < f->nr_labels; f->label_at++) {
+		struct fake_said s = b->disk->said[f->label[f->label_at]];
+		int err = b->n.owner->label(&b->n, s.id, s.bytes, s.len,
+					    b->n.owner->arg);
 
-		if (b->n.owner->label(&b->n, s.id, s.bytes, s.len,
-				      b->n.owner->arg))
+		if (err && err != -ENOENT)
+			return false;
+		if (err)
 			fake_label_del(&b->n, s.id);
 	}
-	f->nr_labels = 0;
+	return true;
 }
 
 #define FAKE_SLICE	16u
@@ -502,7 +505,8 @@ static void recover_some(struct fake_blk *b)
 		b->n.owner->begin(&b->n, b->found->nr_labels, b->found->nr,
 				  b->n.owner->arg);
 	b->found->begun = true;
-	recover_labels(b);
+	if (!recover_labels(b))
+		return;
 	if (b->found->at < b->found->nr && !err) {
 		recover_slice(b);
 		return;

@@ -32,6 +32,7 @@ struct owned_label {
  * @step:	records handed to a checkpoint in one call
  * @refuse:	take no record whose meta[0] is this; -1: take all
  * @refuse_label: the same for labels' first byte
+ * @label_err:	what is said of these labels; 0: -ENOENT
  * @nr_found:	records handed over; @nr_labels_found likewise
  * @last_seq:	of the last one: they come in order
  * @recovered:	calls of recovered; @err: what it was told
@@ -44,6 +45,7 @@ struct owner {
 	unsigned int		step;
 	int			refuse;
 	int			refuse_label;
+	int			label_err;
 	unsigned int		nr_found;
 	unsigned int		nr_labels_found;
 	uint64_t		last_seq;
@@ -61,7 +63,7 @@ static inline int owner_label(struct node *n, uint32_t id, const void *bytes,
 	o->nr_labels_found++;
 	assert_true(len && len <= NODE_LABEL_MAX);
 	if (o->refuse_label == *(const uint8_t *)bytes)
-		return 1;
+		return o->label_err ? o->label_err : -ENOENT;
 	for (unsigned int i = 0; i < LABELS_MAX; i++) {
 		if (o->label[i].used)
 			continue;
@@ -72,7 +74,7 @@ static inline int owner_label(struct node *n, uint32_t id, const void *bytes,
 		       min(len, sizeof(o->label[i].bytes)));
 		return 0;
 	}
-	return 1;
+	return -ENOENT;
 }
 
 static inline struct owned *owner_place(struct owner *o)

@@ -239,6 +239,56 @@ static void space_of_a_tenant_that_is_gone_is_given_up(void **state)
 	assert_int_equal(r->nvme->used, 0);
 }
 
+/* What there is no room for today may be wanted tomorrow. */
+static void space_that_cannot_be_made_now_stays_on_the_disk(void **state)
+{
+	uint64_t dram = opts.dram_bytes;
+
+	fill(RIG_FULL, 1, LEN);
+	fill(RIG_BIG, 2, 3);
+	rig_stop(r);
+	opts.no_client = true;
+	opts.dram_bytes = 4 * 4096;	/* no extent of BIG */
+	rig_start(r, &opts);
+	rig_run(r, 50);
+	assert_int_equal(r->nvme->state, NODE_STARTING);
+	assert_non_null(strstr(r->said, "cannot hold an extent"));
+	assert_int_equal(fake_disk_labels(&disk), 1);
+	assert_int_equal(fake_disk_records(&disk), LEN + 3);
+	rig_stop(r);
+	assert_int_equal(fake_disk_records(&disk), LEN + 3);
+	opts.no_client = false;
+	opts.dram_bytes = dram;
+	again();
+	assert_int_equal(count()->pgrecover, LEN + 3);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN);
+	rig_check(r);
+}
+
+static int may_not = -EUSERS;
+
+static int not_yet(const char *tenant)
+{
+	return may_not ? may_not : KVMM_MODE_ON;
+}
+
+static void space_is_made_as_soon_as_it_can_be(void **state)
+{
+	fill(RIG_FULL, 1, LEN);
+	rig_stop(r);
+	opts.no_client = true;
+	opts.found = not_yet;
+	may_not = -EUSERS;
+	rig_start(r, &opts);
+	rig_run(r, 50);
+	assert_int_equal(r->nvme->state, NODE_STARTING);
+	may_not = 0;
+	rig_recover(r);
+	rig_attach(r);
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN);
+	rig_check(r);
+}
+
 static void page_that_was_published_meanwhile_gets_its_copy(void **state)
 {
 	fill(RIG_FULL, 1, 3);
@@ -568,6 +618,8 @@ int main(void)
 		T(label_goes_with_its_space),
 		T(label_without_pages_goes_after_recovery),
 		T(space_of_a_tenant_that_is_gone_is_given_up),
+		T(space_that_cannot_be_made_now_stays_on_the_disk),
+		T(space_is_made_as_soon_as_it_can_be),
 		T(page_that_was_published_meanwhile_gets_its_copy),
 		T(nothing_is_read_or_written_before_all_is_found),
 		T(bad_page_is_not_found_again_while_it_is_read),

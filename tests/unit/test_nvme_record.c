@@ -143,6 +143,45 @@ static void labels_are_found_before_records(void **state)
 	rig_fini(&r);
 }
 
+static void label_that_cannot_be_taken_now_is_asked_for_again(void **state)
+{
+	struct owned_label *l = &after.label[0];
+	struct rig r;
+	uint32_t id;
+
+	rig_init(&r);
+	owner_open(&r, &before);
+	assert_int_equal(node_label_put(r.n, "a label", 8, &id), 0);
+	assert_int_equal(node_label_put(r.n, "busy", 5, &id), 0);
+	assert_int_equal(owner_add(&r, &before, 4096, 0, NULL), 0);
+	rig_close(&r);
+
+	owner_init(&after);
+	rig_make(&r);
+	after.refuse_label = 'b';
+	after.label_err = -ENOMEM;
+	node_set_owner(r.n, &after.ops);
+	rig_until(&r, after.nr_labels_found == 3);
+	assert_int_equal(r.n->state, NODE_STARTING);
+	assert_non_null(strstr(r.n->why, "cannot be taken"));
+	assert_true(node_next_deadline(r.n) > now_ns());
+	/* it dies meanwhile: nothing was deleted */
+	rig_close(&r);
+
+	owner_init(&after);
+	rig_make(&r);
+	after.refuse_label = 'b';
+	after.label_err = -ENOMEM;
+	node_set_owner(r.n, &after.ops);
+	rig_until(&r, after.nr_labels_found == 2);
+	after.refuse_label = -1;
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	assert_int_equal(after.nr_found, 1);
+	assert_true(l[0].used && l[1].used);
+	assert_int_equal(l[1].id, id);
+	rig_fini(&r);
+}
+
 static void labels_have_a_limit(void **state)
 {
 	static uint8_t big[NODE_LABEL_MAX];
@@ -492,6 +531,7 @@ int main(void)
 		cmocka_unit_test(data_of_a_record_is_read_with_its_checksum),
 		cmocka_unit_test(what_the_owner_does_not_take_is_free),
 		cmocka_unit_test(labels_are_found_before_records),
+		cmocka_unit_test(label_that_cannot_be_taken_now_is_asked_for_again),
 		cmocka_unit_test(labels_have_a_limit),
 		cmocka_unit_test(removed_record_does_not_come_back),
 		cmocka_unit_test(quarantine_is_kept),
