@@ -2,17 +2,16 @@
 /*
  * Taking over what the last daemon left: spaces, engines, clients, windows.
  *
- * It is found by name (keep.h) and believed for its contents. Order matters:
+ * It is found by name (keep.h) and believed for its contents, if it is the memory
+ * that its record means. Order matters:
  *
  *	1. the state; what it says of clients and windows
- *	2. the windows' ledgers: a pool of which one is missing is not adopted, since
- *	   nobody could say what is pinned there
- *	3. spaces, pools, extents (adopt_pool.c)
- *	4. clients, their engines, their windows: from here on pins count
+ *	2. clients, their engines; the windows' ledgers: a pool of which one is
+ *	   missing, or is not as it should be, is not adopted, since nobody could
+ *	   say what is pinned there (adopt_client.c)
+ *	3. spaces, pools (adopt_pool.c)
+ *	4. windows: from here on pins count. Then extents
  *	5. frames, and the pages in them (adopt_frames.c)
- *
- * A client that has lost a part of what it had stays, for its pins, and is not
- * whole: it gets nothing back when it comes again, and begins anew.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,26 +20,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "daemon/mm/keep.h"
+#include "daemon/mm/adopt.h"
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bitmap.h"
 #include "ipc/base/bits.h"
 #include "ipc/base/fd.h"
 #include "kernels/kernels.h"
-
-/**
- * struct adoption - what one mm_adopt() goes by
- * @client:	by place in the state
- * @ledger:	of each window that there was, by place; mapped or not
- * @spoiled:	pools that are not to be adopted
- */
-struct adoption {
-	struct mm	*mm;
-	struct mm_client *client[KEEP_CLIENTS];
-	const struct keep_client *kc[KEEP_CLIENTS];
-	struct shm	*ledger;
-	bool		spoiled[KVMM_MAX_SPACES][KVMM_MAX_CLASSES][KVMM_MAX_NODES];
-};
 
 void adopt_gave_up(struct mm *mm, const char *fmt, ...)
 {
@@ -92,12 +77,29 @@ static bool state_good(const struct keep_state *st)
 	       st->crc == keep_state_crc(st);
 }
 
+/* Did a daemon before this one have something? */
+static bool header_used(const struct mm *mm)
+{
+	unsigned int i;
+
+	for (i = 0; i < KVMM_MAX_SPACES; i++)
+		/* relaxed: whoever wrote it is dead */
+		if (atomic_load_explicit(&mm->hdr->space[i].live,
+					 memory_order_relaxed))
+			return true;
+	return false;
+}
+
 /* 0: it is there; -ENOENT: there is none that is good. */
 static int state_take(struct mm *mm)
 {
 	struct keep *k = mm->keep;
+	int err;
 
-	if (adopt_shm(mm, "mm", keep_state_bytes(), false, &k->shm))
+	err = adopt_shm(mm, "mm", keep_state_bytes(), false, &k->shm);
+	if (err == -ENOENT && header_used(mm))
+		adopt_gave_up(mm, "nobody kept the state of the last daemon: nothing is adopted");
+	if (err)
 		return -ENOENT;
 	if (state_good(k->shm.addr)) {
 		keep_state_map(k);
@@ -106,148 +108,6 @@ static int state_take(struct mm *mm)
 	adopt_gave_up(mm, "the state of the last daemon is not what it should be: nothing is adopted");
 	shm_fini(&k->shm);
 	return -ENOENT;
-}
-
-static void clients_read(struct adoption *a)
-{
-	struct keep *k = a->mm->keep;
-	unsigned int i;
-
-	for (i = 0; i < KEEP_CLIENTS; i++) {
-		const struct keep_client *kc;
-
-		if (!k->client[i][0].tag.seq && !k->client[i][1].tag.seq)
-			continue;
-		kc = keep_get2(k->client[i], sizeof(*kc));
-		if (!kc)
-			adopt_gave_up(a->mm, "client record %u is torn", i);
-		else if (kc->used)
-			a->kc[i] = kc;
-	}
-}
-
-/* -- windows --------------------------------------------------------------------- */
-
-static void spoil(struct adoption *a, const struct keep_win *kw)
-{
-	if (kw->space < KVMM_MAX_SPACES && kw->cls < KVMM_MAX_CLASSES &&
-	    kw->node < KVMM_MAX_NODES)
-		a->spoiled[kw->space][kw->cls][kw->node] = true;
-}
-
-/* A record that cannot be read could be of any pool, and of any client. */
-static void spoil_all(struct adoption *a)
-{
-	unsigned int i;
-
-	memset(a->spoiled, 1, sizeof(a->spoiled));
-	for (i = 0; i < KEEP_CLIENTS; i++)
-		if (a->client[i])
-			a->client[i]->whole = false;
-}
-
-static int window_ledger(struct adoption *a, unsigned int i,
-			 const struct keep_win *kw)
-{
-	char name[KEEP_NAME];
-	int err;
-
-	if (kw->client > KEEP_CLIENTS || !a->kc[kw->client - 1]) {
-		adopt_gave_up(a->mm, "window %u is of a client that is not there",
-			      i);
-		return -ENOENT;
-	}
-	snprintf(name, sizeof(name), "win.%u", i);
-	err = adopt_shm(a->mm, name, kw->ledger_bytes,
-			a->kc[kw->client - 1]->flags & KEEP_JOINED,
-			&a->ledger[i]);
-	if (err == -ENOENT)
-		adopt_gave_up(a->mm, "nobody kept the ledger of window %u", i);
-	return err;
-}
-
-/* Pools that have lost one of their ledgers are spoiled. */
-static void windows_read(struct adoption *a)
-{
-	struct keep *k = a->mm->keep;
-	unsigned int i;
-
-	for (i = 0; i < KEEP_WINS; i++) {
-		const struct keep_win *kw;
-
-		if (!k->win[i][0].tag.seq && !k->win[i][1].tag.seq)
-			continue;
-		kw = keep_get2(k->win[i], sizeof(*kw));
-		if (!kw) {
-			adopt_gave_up(a->mm, "window record %u is torn: no pool is adopted",
-				      i);
-			spoil_all(a);
-		} else if (kw->client && window_ledger(a, i, kw)) {
-			spoil(a, kw);
-		}
-	}
-}
-
-/*
- * The ledger is the client's to write: where its parts lie is computed anew, and
- * what it says of them is not looked at.
- */
-static int window_bind(struct adoption *a, unsigned int i,
-		       const struct keep_win *kw)
-{
-	struct mm *mm = a->mm;
-	struct mm_client *c = a->client[kw->client - 1];
-	struct mm_space *sp = kw->space < KVMM_MAX_SPACES ?
-			      mm->space[kw->space] : NULL;
-	struct mm_pool *p = NULL;
-
-	if (sp && kw->cls < sp->desc.nclasses && kw->node < mm->nr_nodes)
-		p = sp->pool[kw->cls][kw->node];
-	if (!c || !p || !p->adopted || kw->no >= ARRAY_SIZE(c->win) ||
-	    c->win[kw->no])
-		return -ENOENT;
-	if (a->ledger[i].bytes != win_ledger_bytes(p)) {
-		adopt_gave_up(mm, "window %u has a ledger of %zu bytes, of %llu",
-			      i, a->ledger[i].bytes,
-			      (unsigned long long)win_ledger_bytes(p));
-		return -EPROTO;
-	}
-	return win_adopt(c, p, i + 1, kw, &a->ledger[i]);
-}
-
-static void windows_bind(struct adoption *a)
-{
-	struct keep *k = a->mm->keep;
-	unsigned int i;
-
-	for (i = 0; i < KEEP_WINS; i++) {
-		const struct keep_win *kw;
-
-		if (!k->win[i][0].tag.seq && !k->win[i][1].tag.seq)
-			continue;
-		kw = keep_get2(k->win[i], sizeof(*kw));
-		if (a->ledger[i].addr && !window_bind(a, i, kw)) {
-			a->mm->adopted.windows++;
-			continue;
-		}
-		if (kw && kw->client && kw->client <= KEEP_CLIENTS &&
-		    a->client[kw->client - 1])
-			a->client[kw->client - 1]->whole = false;
-		/* its pool is new, or it was of nobody: the place is free */
-		shm_fini(&a->ledger[i]);
-		if (!kw || kw->client)
-			keep_win_forget(a->mm, i);
-	}
-}
-
-/* What a client has in an extent that was lost it cannot go on with. */
-static void windows_judge(struct mm_pool *p)
-{
-	struct mm_win *w;
-
-	if (p->nr_lost)
-		list_for_each_entry(w, &p->windows, pool_link)
-			w->client->whole = false;
 }
 
 /* -- spaces ---------------------------------------------------------------------- */
@@ -276,6 +136,15 @@ static int space_take(struct adoption *a, uint32_t ix, struct errmsg *e)
 	fd = take(mm, name);
 	if (fd < 0)
 		return 0;
+	if (keep_id_of(fd).ino != mm->keep->live->space_ino[ix]) {
+		/* 0: it had ended, and all that is missing is that this was heard */
+		if (mm->keep->live->space_ino[ix])
+			adopt_gave_up(mm, "what was kept as space %u is another one",
+				      ix);
+		mm->keep->ops->drop(mm->o.ops_arg, name);
+		close(fd);
+		return 0;
+	}
 	err = shm_adopt(&s, fd, fd_bytes(fd), false);
 	ks = s.addr;
 	if (!err && !space_good(ks, s.bytes, ix))
@@ -312,153 +181,7 @@ static void spaces_not_there(struct mm *mm)
 					      memory_order_release);
 }
 
-/* -- clients --------------------------------------------------------------------- */
-
-static struct mm_engine *engine_of(struct mm *mm, const struct keep_client *kc,
-				   uint32_t socket)
-{
-	struct mm_engine *e;
-
-	list_for_each_entry(e, &mm->engines, link)
-		if (e->no == kc->engine)
-			return e;
-	e = engine_create(mm, socket, kc->world);
-	if (!e)
-		return NULL;
-	e->no = kc->engine;
-	e->anonymous = !(kc->flags & KEEP_JOINED);
-	memcpy(e->token, kc->token, sizeof(e->token));
-	return e;
-}
-
-static struct mm_client *client_make(struct mm *mm, unsigned int i,
-				     const struct keep_client *kc,
-				     const struct mm_client_opts *o)
-{
-	struct mm_engine *e = engine_of(mm, kc, o->socket);
-	struct mm_client *c;
-
-	if (!e)
-		return NULL;
-	c = client_new(mm, o);
-	if (!c) {
-		if (!e->nr_members)
-			engine_free(e);
-		return NULL;
-	}
-	c->keep = i + 1;
-	c->rank = kc->rank;
-	c->flags = kc->mflags;
-	c->joined = kc->flags & KEEP_JOINED;
-	c->replaced = kc->flags & KEEP_REPLACED;
-	c->whole = true;
-	bitmap_set(mm->keep->clients, i);
-	engine_add(e, c);
-	if (kc->flags & KEEP_EVICTED)
-		e->evicted = true;
-	return c;
-}
-
-static void client_attach(struct adoption *a, struct mm_client *c,
-			  const struct keep_client *kc)
-{
-	struct mm *mm = a->mm;
-	unsigned int i;
-
-	for (i = 0; i < kc->nr_spaces && i < ARRAY_SIZE(kc->space); i++) {
-		struct mm_space *sp = mm->space[kc->space[i]];
-
-		if (!sp || sp->ending || strcmp(sp->tenant, c->tenant)) {
-			c->whole = false;
-			continue;
-		}
-		c->spaces[c->nr_spaces++] = sp;
-		sp->nr_clients++;
-	}
-}
-
-static void client_take(struct adoption *a, unsigned int i)
-{
-	const struct keep_client *kc = a->kc[i];
-	struct mm *mm = a->mm;
-	struct mm_kept_client k = {
-		.no = kc->no, .socket = kc->socket, .pid = kc->pid,
-		.name = kc->name, .bytes = kc->server,
-	};
-	struct mm_client_opts o = {
-		.name = kc->name, .socket = kc->socket, .rights = kc->rights,
-		.mode = kc->mode, .pid = kc->pid, .no = kc->no,
-		.kept = kc->server,
-	};
-
-	if (kc->name[sizeof(kc->name) - 1] || !kc->world ||
-	    kc->world > KVMM_MAX_WORLD ||
-	    mm->keep->ops->client(mm->o.ops_arg, &k, &o)) {
-		adopt_gave_up(mm, "client %u cannot be adopted", kc->no);
-		a->kc[i] = NULL;
-		keep_client_forget(mm, i);
-		return;
-	}
-	a->client[i] = client_make(mm, i, kc, &o);
-	if (!a->client[i]) {
-		/* as if out of memory for a new client: it goes on without us */
-		adopt_gave_up(mm, "no memory for client %u", kc->no);
-		a->kc[i] = NULL;
-		return;
-	}
-	mm->adopted.clients++;
-}
-
-static void clients_take(struct adoption *a)
-{
-	struct mm *mm = a->mm;
-	struct mm_engine *e;
-	unsigned int i;
-
-	for (i = 0; i < KEEP_CLIENTS; i++) {
-		if (!a->kc[i])
-			continue;
-		mm->engine_seq = max(mm->engine_seq, a->kc[i]->engine);
-		client_take(a, i);
-	}
-	list_for_each_entry(e, &mm->engines, link)
-		engine_step(e);
-}
-
-/* After their windows are there. */
-static void clients_finish(struct adoption *a)
-{
-	struct mm *mm = a->mm;
-	struct mm_client *c;
-	struct mm_win *w;
-	unsigned int i;
-
-	for (i = 0; i < KEEP_CLIENTS; i++) {
-		c = a->client[i];
-		if (!c)
-			continue;
-		if (a->kc[i]->flags & (KEEP_DYING | KEEP_EVICTED))
-			engine_dying(c->engine);
-		if (c->engine->evicted)
-			list_for_each_entry(w, &c->windows, client_link)
-				win_void(w);
-	}
-	for (i = 0; i < KEEP_CLIENTS; i++)
-		if (a->client[i])
-			mm->keep->ops->adopted(mm->o.ops_arg, a->client[i],
-					       a->client[i]->whole);
-}
-
 /* -- all of it ------------------------------------------------------------------- */
-
-static void ledgers_close(struct adoption *a)
-{
-	unsigned int i;
-
-	for (i = 0; i < KEEP_WINS; i++)
-		shm_fini(&a->ledger[i]);
-	free(a->ledger);
-}
 
 static int adopt_all(struct adoption *a, unsigned int share_pct,
 		     struct errmsg *e)
@@ -472,44 +195,60 @@ static int adopt_all(struct adoption *a, unsigned int share_pct,
 	 * Clients first: a window of one that is not there spoils its pool. They
 	 * are attached and get windows when spaces and pools exist.
 	 */
-	clients_read(a);
-	clients_take(a);
-	windows_read(a);
-	mm->adopting = true;
-	mm->adopt_spoiled = (const void *)a->spoiled;
+	adopt_clients_take(a);
 	for (i = 0; i < KVMM_MAX_SPACES; i++) {
 		err = space_take(a, i, e);
 		if (err)
-			goto out;
+			return err;
 	}
 	spaces_not_there(mm);
-	for (i = 0; i < KEEP_CLIENTS; i++)
-		if (a->client[i])
-			client_attach(a, a->client[i], a->kc[i]);
-	windows_bind(a);
-	for (i = 0; i < mm->nr_nodes; i++) {
-		list_for_each_entry(p, &mm->node[i].pools, node_link) {
-			if (!p->adopted)
-				continue;
-			adopt_extents(p);
-			windows_judge(p);
-		}
-	}
-	err = adopt_frames(mm, share_pct, e);
+	err = adopt_clients_bind(a);
 	if (err)
-		goto out;
-	clients_finish(a);
-out:
-	mm->adopting = false;
-	mm->adopt_spoiled = NULL;
+		return errmsg_set(e, err, "out of memory");
+	for (i = 0; i < mm->nr_nodes; i++)
+		list_for_each_entry(p, &mm->node[i].pools, node_link)
+			if (p->adopted)
+				adopt_extents(p);
+	err = adopt_frames(mm, share_pct, e);
+	if (!err)
+		adopt_clients_finish(a);
 	return err;
+}
+
+static int adopt_begin(struct mm *mm, struct adoption **ret)
+{
+	struct adoption *a = calloc(1, sizeof(*a));
+
+	if (!a)
+		return -ENOMEM;
+	a->mm = mm;
+	a->win = calloc(KEEP_WINS, sizeof(*a->win));
+	mm->keep->holder = calloc(KEEP_WINS, sizeof(*mm->keep->holder));
+	mm->adoption = a;
+	mm->adopting = true;
+	*ret = a;
+	return a->win && mm->keep->holder ? 0 : -ENOMEM;
+}
+
+static void adopt_end(struct adoption *a)
+{
+	struct mm *mm = a->mm;
+	unsigned int i;
+
+	for (i = 0; i < a->nr_wins; i++)
+		shm_fini(&a->win[i].ledger);
+	free(a->win);
+	free(mm->keep->holder);
+	mm->keep->holder = NULL;
+	mm->adoption = NULL;
+	mm->adopting = false;
+	free(a);
 }
 
 int mm_adopt(struct mm *mm, unsigned int share_pct, struct mm_adopted *ad,
 	     struct errmsg *e)
 {
-	struct adoption *a;
-	unsigned int i;
+	struct adoption *a = NULL;
 	int err;
 
 	if (!mm->keep)
@@ -522,19 +261,13 @@ int mm_adopt(struct mm *mm, unsigned int share_pct, struct mm_adopted *ad,
 		err = keep_begin(mm, e);
 		goto out;
 	}
-	a = calloc(1, sizeof(*a));
+	err = adopt_begin(mm, &a);
+	if (err)
+		errmsg_set(e, err, "out of memory");
+	else
+		err = adopt_all(a, share_pct, e);
 	if (a)
-		a->ledger = calloc(KEEP_WINS, sizeof(*a->ledger));
-	if (!a || !a->ledger) {
-		free(a);
-		return errmsg_set(e, -ENOMEM, "out of memory");
-	}
-	a->mm = mm;
-	for (i = 0; i < KEEP_WINS; i++)
-		a->ledger[i] = (struct shm)SHM_INIT;
-	err = adopt_all(a, share_pct, e);
-	ledgers_close(a);
-	free(a);
+		adopt_end(a);
 out:
 	*ad = mm->adopted;
 	return err;

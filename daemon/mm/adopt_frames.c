@@ -96,17 +96,18 @@ static void frame_free(struct mm_pool *p, struct mm_extent *x, uint32_t f,
 	x->nr_used--;
 }
 
-/* The window that an OPEN frame is with; NULL: it never got there. */
-static struct mm_win *frame_holder(const struct mm_pool *p, uint32_t f,
-				   uint64_t owner)
+/*
+ * The window that an OPEN frame is with; NULL: it never got there. It may be void:
+ * its client may still write to what it has been given, as long as it lives.
+ */
+static struct mm_win *frame_holder(const struct mm_pool *p, uint64_t owner)
 {
 	uint32_t handle = keep_owner_handle(owner), ahead;
-	struct mm_win *w;
+	struct mm_win *w = NULL;
 
-	list_for_each_entry(w, &p->windows, pool_link)
-		if (w->keep == handle)
-			break;
-	if (&w->pool_link == &p->windows)
+	if (handle && handle <= KEEP_WINS)
+		w = p->space->mm->keep->holder[handle - 1];
+	if (!w || w->pool != p)
 		return NULL;
 	/* it was taken for a place that the tail has not passed */
 	ahead = (uint32_t)owner - w->mag_tail;
@@ -118,7 +119,7 @@ static bool frame_take_over(struct mm_pool *p, uint32_t f)
 	uint64_t owner = atomic_load_explicit(&p->owner[f],
 					      memory_order_relaxed);
 	struct frame_meta *m = &p->meta[f];
-	struct mm_win *w = frame_holder(p, f, owner);
+	struct mm_win *w = frame_holder(p, owner);
 
 	if (!w)
 		return false;

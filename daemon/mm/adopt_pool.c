@@ -88,14 +88,12 @@ static const char *head_take(const struct keep_pool *h, struct mm_pool *p)
 	p->max_extents = h->max_extents;
 	p->max_frames = frames;
 	keep_pool_layout(p, &want);
+	keep_pool_of(&want, h->table);
 	if (memcmp(h, &want, sizeof(want)))
-		return "its records are of another node, or of other pages";
+		return "its records are of another state, node or size of pages";
+	if (!keep_id_same(keep_id_of(p->table_shm.fd), h->table))
+		return "what was kept as its frame table is another one";
 	return NULL;
-}
-
-static bool spoiled(const struct mm_pool *p)
-{
-	return p->space->mm->adopt_spoiled[p->space->ix][p->cls][p->nd->ix];
 }
 
 static const char *pool_judge(struct mm_pool *p)
@@ -103,8 +101,6 @@ static const char *pool_judge(struct mm_pool *p)
 	const struct keep_pool *h = p->record_shm.addr;
 	const char *why;
 
-	if (spoiled(p))
-		return "not all that its clients have pinned is known";
 	if (p->record_shm.bytes < sizeof(*h))
 		return "its records are none";
 	why = head_take(h, p);
@@ -112,7 +108,9 @@ static const char *pool_judge(struct mm_pool *p)
 		why = "its records are not all there";
 	if (!why && p->table_shm.bytes != frame_table_bytes(p->max_frames))
 		why = "its frame table has another size";
-	return why ? why : table_wrong(p->table_shm.addr, p);
+	if (!why)
+		why = table_wrong(p->table_shm.addr, p);
+	return why ? why : adopt_pool_windows(p);
 }
 
 int adopt_pool_shm(struct mm_pool *p)
@@ -163,6 +161,42 @@ static const struct keep_extent *extents_of(const struct mm_pool *p)
 		((const struct keep_pool *)p->record_shm.addr + 1);
 }
 
+/* A window of @p's, void or not, whose client is @c. */
+static bool client_has(const struct mm_client *c, const struct mm_pool *p)
+{
+	const struct mm_win *w;
+
+	list_for_each_entry(w, &c->windows, client_link)
+		if (w->pool == p)
+			return true;
+	return false;
+}
+
+/* Who has a window of @p has lost a part of it. */
+static void clients_lose(const struct mm_pool *p)
+{
+	struct mm_engine *e;
+	struct mm_client *c;
+
+	list_for_each_entry(e, &p->space->mm->engines, link)
+		list_for_each_entry(c, &e->members, engine_link)
+			if (client_has(c, p))
+				adopt_partial(c);
+}
+
+/* Is there a client that has lost a part of @p, now or before, and lives? */
+static bool clients_lost(const struct mm_pool *p)
+{
+	struct mm_engine *e;
+	struct mm_client *c;
+
+	list_for_each_entry(e, &p->space->mm->engines, link)
+		list_for_each_entry(c, &e->members, engine_link)
+			if (!c->whole && client_has(c, p))
+				return true;
+	return false;
+}
+
 /* What was in it is lost; clients that have it mapped read on there. */
 static void extent_give_up(struct mm_pool *p, uint32_t no, const char *why)
 {
@@ -170,10 +204,20 @@ static void extent_give_up(struct mm_pool *p, uint32_t no, const char *why)
 
 	adopt_gave_up(mm, "extent %u of class %u of space %u on node %s: %s",
 		      no, p->cls, p->space->ix, p->nd->node->name, why);
+	clients_lose(p);
 	words_retire(p->table, (uint64_t)no * p->per_extent,
 		     (no + UINT64_C(1)) * p->per_extent);
-	keep_extent_drop(p, no);
+	keep_extent_lose(p, no);
 	extent_lose(p, no);
+}
+
+/* A daemon before the last one gave it up. */
+static void extent_lost(struct mm_pool *p, uint32_t no)
+{
+	if (clients_lost(p))
+		extent_lose(p, no);
+	else
+		keep_extent_drop(p, no);
 }
 
 static void extent_take(struct mm_pool *p, uint32_t no,
@@ -184,15 +228,24 @@ static void extent_take(struct mm_pool *p, uint32_t no,
 	char name[KEEP_NAME];
 	int fd, err;
 
-	if (kx->crc != keep_extent_crc(kx) ||
-	    kx->bytes != pool_extent_bytes(p)) {
+	if (kx->crc != keep_extent_crc(kx) || (kx->id &&
+	    kx->bytes != pool_extent_bytes(p))) {
 		extent_give_up(p, no, "its record is torn");
+		return;
+	}
+	if (kx->flags & KEEP_EXTENT_LOST) {
+		extent_lost(p, no);
 		return;
 	}
 	keep_name_extent(p, no, name);
 	fd = mm->keep->ops->take(mm->o.ops_arg, name);
 	if (fd < 0) {
 		extent_give_up(p, no, "nobody kept it");
+		return;
+	}
+	if (!keep_id_same(keep_id_of(fd), kx->mem)) {
+		close(fd);
+		extent_give_up(p, no, "another one was kept");
 		return;
 	}
 	err = node_extent_adopt(p->nd->node, fd, kx->bytes, kx->id, &ext);

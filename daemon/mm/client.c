@@ -41,6 +41,7 @@ struct mm_client *client_new(struct mm *mm, const struct mm_client_opts *o)
 		memcpy(c->kept, o->kept, sizeof(c->kept));
 	c->o.kept = c->kept;
 	c->ledger = o->ledger->addr;
+	c->whole = true;
 	list_init(&c->windows);
 	list_init(&c->ops);
 	return c;

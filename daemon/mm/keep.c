@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "daemon/mm/keep.h"
 #include "ipc/base/bitmap.h"
@@ -111,13 +112,23 @@ void keep_name_extent(const struct mm_pool *p, uint32_t no,
 		 p->nd->ix, no);
 }
 
+struct keep_id keep_id_of(int fd)
+{
+	struct stat st;
+
+	if (fstat(fd, &st) < 0)
+		return (struct keep_id){ .ino = 0 };
+	return (struct keep_id){ .dev = st.st_dev, .ino = st.st_ino };
+}
+
 /* -- the state ------------------------------------------------------------------- */
 
 uint64_t keep_state_bytes(void)
 {
 	return sizeof(struct keep_state) +
 	       KEEP_CLIENTS * 2 * sizeof(struct keep_client) +
-	       KEEP_WINS * 2 * sizeof(struct keep_win);
+	       KEEP_WINS * 2 * sizeof(struct keep_win) +
+	       sizeof(struct keep_live);
 }
 
 uint32_t keep_state_crc(const struct keep_state *st)
@@ -130,7 +141,10 @@ void keep_state_map(struct keep *k)
 	char *at = (char *)k->shm.addr + sizeof(struct keep_state);
 
 	k->client = (void *)at;
-	k->win = (void *)(at + KEEP_CLIENTS * sizeof(k->client[0]));
+	at += KEEP_CLIENTS * sizeof(k->client[0]);
+	k->win = (void *)at;
+	at += KEEP_WINS * sizeof(k->win[0]);
+	k->live = (void *)at;
 }
 
 int keep_begin(struct mm *mm, struct errmsg *e)
@@ -189,7 +203,8 @@ static uint32_t client_flags(const struct mm_client *c)
 	return (c->joined ? KEEP_JOINED : 0) |
 	       (c->replaced ? KEEP_REPLACED : 0) |
 	       (c->engine->state == ENGINE_DYING ? KEEP_DYING : 0) |
-	       (c->engine->evicted ? KEEP_EVICTED : 0);
+	       (c->engine->evicted ? KEEP_EVICTED : 0) |
+	       (c->whole ? 0 : KEEP_PARTIAL);
 }
 
 void keep_client(struct mm_client *c)
@@ -279,9 +294,15 @@ void keep_win(struct mm_win *w)
 		.synced_seq = w->synced_seq,
 		.ledger_bytes = w->ledger_shm.bytes,
 	};
+	struct keep_id ledger;
 
-	if (k && w->keep)
-		keep_put2(k->win[w->keep - 1], &kw, sizeof(kw));
+	if (!k || !w->keep)
+		return;
+	ledger = keep_id_of(w->ledger_shm.fd);
+	kw.dev = (uint32_t)ledger.dev;
+	kw.ledger_ino = ledger.ino;
+	kw.table_ino = keep_id_of(w->pool->table_shm.fd).ino;
+	keep_put2(k->win[w->keep - 1], &kw, sizeof(kw));
 }
 
 void keep_win_drop(struct mm_win *w)
@@ -319,13 +340,19 @@ void keep_space(struct mm_space *sp)
 	ks->crc = kvmm_crc32c(kvmm_crc32c(0, ks, offsetof(struct keep_space,
 							  crc)),
 			      sp->desc_bytes, sp->desc_len);
+	/* first: what a busy keeper still has under this name is not it */
+	sp->mm->keep->live->space_ino[sp->ix] =
+		keep_id_of(sp->keep_shm.fd).ino;
+	mm_point();
 	put(sp->mm, sp->keep_shm.fd, "space.%u", sp->ix);
 }
 
 void keep_space_drop(struct mm_space *sp)
 {
-	if (sp->mm->keep)
+	if (sp->mm->keep) {
+		sp->mm->keep->live->space_ino[sp->ix] = 0;
 		drop(sp->mm, "space.%u", sp->ix);
+	}
 	shm_fini(&sp->keep_shm);
 }
 
@@ -360,6 +387,14 @@ void keep_pool_layout(const struct mm_pool *p, struct keep_pool *h)
 	h->record_off = round_up(at, 4096);
 	h->bytes = h->record_off +
 		   (uint64_t)p->max_frames * sizeof(p->record[0]);
+	if (p->space->mm->keep)
+		h->state = keep_id_of(p->space->mm->keep->shm.fd);
+	h->crc = keep_pool_crc(h);
+}
+
+void keep_pool_of(struct keep_pool *h, struct keep_id table)
+{
+	h->table = table;
 	h->crc = keep_pool_crc(h);
 }
 
@@ -408,6 +443,7 @@ void keep_extent(struct mm_pool *p, const struct mm_extent *x)
 	struct keep_extent kx = {
 		.id = x->ext->id, .bytes = x->ext->bytes,
 		.up_seq = x->up_seq, .down_seq = x->down_seq,
+		.mem = keep_id_of(x->ext->fd),
 	};
 	char name[KEEP_NAME];
 
@@ -435,7 +471,32 @@ void keep_extent_drop(struct mm_pool *p, uint32_t no)
 	drop(mm, "%s", name);
 }
 
+void keep_extent_lose(struct mm_pool *p, uint32_t no)
+{
+	struct keep_extent kx = { .flags = KEEP_EXTENT_LOST };
+	char name[KEEP_NAME];
+
+	kx.crc = keep_extent_crc(&kx);
+	*extent_record(p, no) = kx;
+	mm_point();
+	keep_name_extent(p, no, name);
+	drop(p->space->mm, "%s", name);
+}
+
 /* -- what cannot be adopted ------------------------------------------------------ */
+
+void keep_client_partial(struct mm *mm, unsigned int i)
+{
+	const struct keep_client *kc = keep_get2(mm->keep->client[i],
+						 sizeof(*kc));
+	struct keep_client now;
+
+	if (!kc || !kc->used || kc->flags & KEEP_PARTIAL)
+		return;
+	now = *kc;
+	now.flags |= KEEP_PARTIAL;
+	keep_put2(mm->keep->client[i], &now, sizeof(now));
+}
 
 void keep_client_forget(struct mm *mm, unsigned int i)
 {

@@ -19,8 +19,16 @@
  * A daemon dies between any two of its instructions, so everything here is
  * either written once, before anybody relies on it, or in two copies of which
  * the older one is overwritten, or a word that is stored whole. What does not
- * check out is given up: the piece that it is of, and never more. A name is where
- * to look, and what is found there is believed for its contents only.
+ * check out is given up: the piece that it is of, and never more.
+ *
+ * A name is where to look, and no more. Whoever keeps descriptors may be busy, or
+ * full: then a name still stands for what was dropped when it is used again. So each
+ * record has the inode of the memory that it speaks of (struct keep_id), and what
+ * is found under the name must be that.
+ *
+ * What was given up is written down before it is forgotten (KEEP_PARTIAL,
+ * KEEP_EXTENT_LOST), or the daemon after the next would not know that a client has
+ * something mapped that is nothing any more.
  *
  * Frames. A READY frame has its record. An OPEN one has an owner: the window that
  * it was given to and the place in the magazine where it was, or was to be, put.
@@ -39,9 +47,18 @@
 #define KEEP_WINS	65536u
 #define KEEP_NAME	64u	/* bytes of a name with its end */
 
-#define KEEP_MAGIC_STATE UINT64_C(0x3150454b4d4d564b)	/* "KVMMKEP1" */
+#define KEEP_MAGIC_STATE UINT64_C(0x3250454b4d4d564b)	/* "KVMMKEP2" */
 #define KEEP_MAGIC_SPACE UINT64_C(0x314350534d4d564b)	/* "KVMMSPC1" */
-#define KEEP_MAGIC_POOL	UINT64_C(0x314c4f504d4d564b)	/* "KVMMPOL1" */
+#define KEEP_MAGIC_POOL	UINT64_C(0x324c4f504d4d564b)	/* "KVMMPOL2" */
+
+/**
+ * struct keep_id - which memory it is, whatever it is called
+ * @ino:	0: none
+ */
+struct keep_id {
+	uint64_t	dev;
+	uint64_t	ino;
+};
 
 /**
  * struct keep_tag - the end of each copy of a two-copy record
@@ -57,6 +74,7 @@ struct keep_tag {
 #define KEEP_REPLACED	2u
 #define KEEP_DYING	4u	/* its engine was: nothing new for it */
 #define KEEP_EVICTED	8u	/* its engine was: its pins are void */
+#define KEEP_PARTIAL	16u	/* has lost something: never goes on with it */
 
 /**
  * struct keep_client - one copy of a client's record
@@ -91,6 +109,8 @@ static_assert(sizeof(struct keep_client) == 256, "adoption ABI");
 /**
  * struct keep_win - one copy of a window's record
  * @client:	place of its client, plus one; 0: this place is free
+ * @dev, @ledger_ino, @table_ino: its ledger, and the frame table that it is of;
+ *		both are of the same kind of memory
  */
 struct keep_win {
 	uint32_t	client;
@@ -100,18 +120,28 @@ struct keep_win {
 	uint16_t	flags;		/* KEEP_WIN_* */
 	uint32_t	rights;
 	uint32_t	reserved;
-	uint32_t	spare0;
+	uint32_t	dev;
 	uint64_t	synced_seq;
 	uint64_t	ledger_bytes;
-	uint64_t	spare1[2];
+	uint64_t	ledger_ino;
+	uint64_t	table_ino;
 	struct keep_tag	tag;
 };
 static_assert(sizeof(struct keep_win) == 64, "adoption ABI");
 
 /**
+ * struct keep_live - words of the state that are stored whole
+ * @space_ino:	inode of "space.S" for each space there is; 0: none
+ */
+struct keep_live {
+	uint64_t	space_ino[KVMM_MAX_SPACES];
+};
+
+/**
  * struct keep_state - head of the memfd "mm"
  * @size:	sizeof(struct keep_state), where the clients are
- * @nr_clients, @nr_wins: places, two copies each; the windows follow
+ * @nr_clients, @nr_wins: places, two copies each; the windows follow, and then
+ *		struct keep_live
  * @crc:	of all before it
  */
 struct keep_state {
@@ -141,6 +171,8 @@ static_assert(sizeof(struct keep_space) == 120, "adoption ABI");
  * @size:	sizeof(struct keep_pool), where struct keep_extent[] is
  * @owner_off:	where the owners are: one u64 a frame
  * @record_off:	where the frame records are
+ * @state:	that has its windows
+ * @table:	the frame table that they are of
  */
 struct keep_pool {
 	uint64_t	magic;
@@ -151,15 +183,20 @@ struct keep_pool {
 	uint32_t	page_bytes, stride, parts;
 	uint32_t	per_extent, max_extents, max_frames;
 	uint64_t	owner_off, record_off, bytes;
-	uint32_t	spare0[989];
+	struct keep_id	state, table;
+	uint32_t	spare0[981];
 	uint32_t	crc;
 };
 static_assert(sizeof(struct keep_pool) == 4096, "adoption ABI");
+
+#define KEEP_EXTENT_LOST	1u	/* given up, and clients may have it mapped */
 
 /**
  * struct keep_extent - an extent that the pool has
  * @id:		its node's; 0: there is none of this number
  * @down_seq:	0, or when windows were told to unmap it: nothing is in it
+ * @mem:	its memory
+ * @flags:	KEEP_EXTENT_*
  *
  * One copy: what is lost with it is an extent without a frame in use, since it is
  * written before there are any, and again when there are none any more.
@@ -169,7 +206,9 @@ struct keep_extent {
 	uint64_t	bytes;
 	uint64_t	up_seq;
 	uint64_t	down_seq;
-	uint32_t	spare0[7];
+	struct keep_id	mem;
+	uint32_t	flags;
+	uint32_t	spare0[2];
 	uint32_t	crc;
 };
 static_assert(sizeof(struct keep_extent) == 64, "adoption ABI");
@@ -198,12 +237,16 @@ static inline uint64_t *keep_freed_step(struct frame_record *r)
  * @ops:	NULL: nothing is kept, and nothing of this is used
  * @clients, @wins: places taken, as bitmaps
  * @client, @win: of the state, two copies each
+ * @live:	of the state
+ * @holder:	while adopting: windows by their place; else NULL
  */
 struct keep {
 	const struct mm_keep_ops *ops;
 	struct shm	shm;
 	struct keep_client (*client)[2];
 	struct keep_win	(*win)[2];
+	struct keep_live *live;
+	struct mm_win	**holder;
 	uint64_t	clients[KEEP_CLIENTS / 64];
 	uint64_t	wins[KEEP_WINS / 64];
 };
@@ -217,6 +260,12 @@ uint64_t keep_state_bytes(void);
 uint32_t keep_state_crc(const struct keep_state *st);
 /* The state's parts lie here. */
 void keep_state_map(struct keep *k);
+/* Which memory @fd is; all zero if that cannot be told. */
+struct keep_id keep_id_of(int fd);
+static inline bool keep_id_same(struct keep_id a, struct keep_id b)
+{
+	return a.ino && a.ino == b.ino && a.dev == b.dev;
+}
 
 /* A place for @c, -EUSERS. What it says from now on: keep_client(). */
 int keep_client_take(struct mm_client *c);
@@ -233,6 +282,8 @@ void keep_pool_drop(struct mm_pool *p);
 /* An extent came or goes down: parked under its number. */
 void keep_extent(struct mm_pool *p, const struct mm_extent *x);
 void keep_extent_drop(struct mm_pool *p, uint32_t no);
+/* It is lost, and its number is not to be used again yet. */
+void keep_extent_lose(struct mm_pool *p, uint32_t no);
 
 void keep_name_pool(const struct mm_pool *p, const char *what,
 		    char name[KEEP_NAME]);
@@ -242,6 +293,8 @@ void keep_name_extent(const struct mm_pool *p, uint32_t no,
 /* Where the parts of "record.S.C.N" lie for @p's geometry, in @p->head. */
 void keep_pool_layout(const struct mm_pool *p, struct keep_pool *h);
 uint32_t keep_pool_crc(const struct keep_pool *h);
+/* Of which table they are. */
+void keep_pool_of(struct keep_pool *h, struct keep_id table);
 uint32_t keep_extent_crc(const struct keep_extent *x);
 
 /*
@@ -253,16 +306,23 @@ const void *keep_get2(const void *pair, size_t bytes);
 
 /* A record that nothing could be made of: its place is free. */
 void keep_client_forget(struct mm *mm, unsigned int i);
+/* It has lost something; before that is forgotten. */
+void keep_client_partial(struct mm *mm, unsigned int i);
 void keep_win_forget(struct mm *mm, unsigned int i);
 
-/* -- adopt.c, adopt_pool.c, adopt_frames.c, adopt_stray.c --------------------- */
+/* -- adopt*.c ------------------------------------------------------------------ */
 
 /* A piece is given up, and why; counted and told. */
 void adopt_gave_up(struct mm *mm, const char *fmt, ...) __printf(2, 3);
 
+/* It is not all there any more that @c had: written down, so that it stays known. */
+void adopt_partial(struct mm_client *c);
+/* Is all there that clients have pinned in @p? NULL, or why it is not. */
+const char *adopt_pool_windows(const struct mm_pool *p);
+
 /*
  * A memfd of the last daemon's, mapped; -ENOENT: there is none. @bytes: that it
- * must have; 0: any, for who looks at @s->bytes.
+ * must have; 0: any, for who looks at @s->bytes. Which one it is the caller asks.
  */
 int adopt_shm(struct mm *mm, const char *name, uint64_t bytes, bool want_ro,
 	      struct shm *s);

@@ -102,7 +102,8 @@ struct mm_kept_client {
  *		as for mm_client_create(); or -errno: it cannot be adopted
  * @adopted:	the client is there; @whole: with all that it had, so that it may
  *		go on (mm_client_back())
- * @gave_up:	a piece was given up; the sentence says which and why
+ * @gave_up:	a piece is given up; the sentence says which and why. Called before
+ *		it is forgotten
  *
  * All get mm_opts.ops_arg.
  */

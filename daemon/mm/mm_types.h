@@ -64,7 +64,8 @@ struct evac;				/* evacuate.c: an extent being emptied */
 struct stage;				/* stage.c: a buffer for a page of a gang */
 struct pub_entry;			/* publish.c: a page not yet sealed */
 struct keep;				/* keep.h: what outlives the daemon */
-struct adopt;				/* adopt_frames.c: frames that wait */
+struct adoption;			/* adopt.h: one mm_adopt() */
+struct adopt;				/* adopt_stray.c: frames that wait */
 struct scrub;				/* scrub.c */
 struct recovery;			/* persist.c: what a block node finds again */
 
@@ -412,7 +413,7 @@ struct mm_client {
 	struct ledger	*ledger;
 	uint32_t	rank, flags;
 	uint32_t	keep;		/* its place in the state, plus one */
-	bool		whole;		/* adopted with all that it had */
+	bool		whole;		/* of what it had nothing was lost */
 	bool		joined, connected, exited;
 	bool		evicted;	/* its eviction has been asked for */
 	bool		replaced;	/* its process came back and has its place */
@@ -616,7 +617,7 @@ struct mm {
 	struct mm_pool	*pin_pool;	/* whose pins are being counted */
 	struct keep	*keep;		/* NULL: nothing is kept */
 	bool		adopting;	/* mm_adopt() makes spaces and pools */
-	const bool	(*adopt_spoiled)[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
+	struct adoption	*adoption;	/* while mm_adopt() runs */
 	struct adopt	*adopt;		/* NULL: nothing is left to be adopted */
 	struct mm_adopted adopted;
 	unsigned int	breaks;		/* MM_BREAK_*, test builds only */

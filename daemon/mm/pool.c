@@ -137,6 +137,7 @@ static int pool_shm(struct mm_pool *p, struct errmsg *e)
 	err = shm_create(&p->record_shm, "kvmm-records", h.bytes, 0);
 	if (err)
 		goto out;
+	keep_pool_of(&h, keep_id_of(p->table_shm.fd));
 	*(struct keep_pool *)p->record_shm.addr = h;
 	pool_map(p, &h);
 	t = p->table;

@@ -273,6 +273,7 @@ int win_adopt(struct mm_client *c, struct mm_pool *p, uint32_t keep,
 	list_init(&w->closed_link);
 	list_init(&w->pool_link);
 	bitmap_set(c->mm->keep->wins, keep - 1);
+	c->mm->keep->holder[keep - 1] = w;
 	c->win[w->no] = w;
 	list_add_tail(&c->windows, &w->client_link);
 	w->void_pins = kw->flags & KEEP_WIN_VOID;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -64,6 +65,35 @@ void ar_lose(const char *name)
 	if (ar_find(name) < 0)
 		fail_msg("nobody keeps %s", name);
 	store_drop(name);
+}
+
+void *ar_map(const char *name)
+{
+	int fd = ar_find(name);
+	void *p;
+
+	if (fd < 0)
+		fail_msg("nobody keeps %s", name);
+	p = mmap(NULL, (size_t)lseek(fd, 0, SEEK_END), PROT_READ | PROT_WRITE,
+		 MAP_SHARED, fd, 0);
+	assert_true(p != MAP_FAILED);
+	return p;
+}
+
+void ar_swap(const char *name)
+{
+	int fd = memfd_create("kvmm-copy", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int from = ar_find(name);
+	void *bytes = ar_map(name);
+	off_t n = lseek(from, 0, SEEK_END);
+
+	assert_true(fd >= 0);
+	assert_int_equal(ftruncate(fd, n), 0);
+	assert_int_equal(pwrite(fd, bytes, (size_t)n, 0), n);
+	munmap(bytes, (size_t)n);
+	assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW |
+			       F_SEAL_SEAL), 0);
+	store_add(name, fd);
 }
 
 void ar_empty(void)

@@ -48,6 +48,10 @@ void ar_open(struct rig *r, const struct rig_opts *o);
 int ar_find(const char *name);
 /** ar_lose() - it was not kept */
 void ar_lose(const char *name);
+/** ar_swap() - what is kept is a copy of it: other memory under its name */
+void ar_swap(const char *name);
+/** ar_map() - all of what is kept, mapped; the caller's */
+void *ar_map(const char *name);
 /** ar_empty() - close all of it */
 void ar_empty(void);
 
