@@ -94,7 +94,8 @@ static_assert(sizeof(struct kvmm_hdr_node) == 64, "shm ABI");
  * @magic:	%KVMM_MAGIC_HDR
  * @size:	sizeof(struct kvmm_hdr) in the daemon's build
  * @abi:	%KVMM_ABI_VERSION
- * @epoch:	changes with every daemon that did not adopt its predecessor
+ * @epoch:	of clients that come now; changes with every daemon that did not
+ *		adopt all of its predecessor's memory
  * @sleeping:	1 while the daemon sleeps in epoll or is about to. Dekker pair
  *		with the tail of every submission ring: the daemon stores
  *		sleeping = 1, re-reads all tails, sleeps; a client stores its

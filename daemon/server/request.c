@@ -73,7 +73,7 @@ int send_welcome(struct session *ss, uint32_t seq, int doorbell,
 	};
 	w->abi = ss->abi;
 	w->client = ss->no;
-	w->epoch = s->epoch;
+	w->epoch = ss->epoch;
 	snprintf(w->tenant, sizeof(w->tenant), "%s", ss->via->cfg->tenant);
 	snprintf(w->version, sizeof(w->version), "%s", KVMM_VERSION_STRING);
 	w->rights = ss->via->cfg->rights;

@@ -13,10 +13,12 @@
  * was goes with its process.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/server/server.h"
@@ -30,14 +32,24 @@ struct session_kept {
 	uint32_t	abi;
 	int32_t		cred_pid, hello_pid;
 	uint32_t	cred_uid;
+	uint64_t	epoch;		/* that it was welcomed in */
+	uint64_t	ledger_ino;
 	uint8_t		foreign;
-	uint8_t		spare[31];
+	uint8_t		spare[15];
 };
 static_assert(sizeof(struct session_kept) == MM_KEPT_BYTES, "adoption ABI");
 static_assert(sizeof(((struct config_socket *)0)->name) <= 64,
 	      "a socket's name fits");
 
 /* -- keeping --------------------------------------------------------------------- */
+
+/* Which memory it is, whatever it is called. */
+static uint64_t fd_ino(int fd)
+{
+	struct stat st;
+
+	return fstat(fd, &st) < 0 ? 0 : st.st_ino;
+}
 
 void session_keep(struct session *ss, int pidfd, uint8_t kept[MM_KEPT_BYTES])
 {
@@ -46,6 +58,8 @@ void session_keep(struct session *ss, int pidfd, uint8_t kept[MM_KEPT_BYTES])
 		.cred_pid	= ss->cred_pid,
 		.hello_pid	= ss->hello_pid,
 		.cred_uid	= ss->cred_uid,
+		.epoch		= ss->epoch,
+		.ledger_ino	= fd_ino(ss->ledger_shm.fd),
 		.foreign	= ss->foreign,
 	};
 
@@ -84,8 +98,24 @@ static int keep_take(void *arg, const char *name)
 	return s->adopting ? park_take(s->park, name) : -ENOENT;
 }
 
+/*
+ * Ranks tell by the epoch whether what they were told is of the memory that they
+ * have. So where a part of it is new, whoever begins anew gets another one; who goes
+ * on with all that it had keeps its own. It is in the header before anything is
+ * forgotten by which a later daemon could see why.
+ */
+static void epoch_renew(struct server *s)
+{
+	if (!s->adopting || s->epoch == s->own_epoch)
+		return;
+	s->epoch = s->hdr->epoch = s->own_epoch;
+	log_notice("not all of the last daemon's memory is there: clients that begin anew do so in epoch %016llx",
+		   (unsigned long long)s->epoch);
+}
+
 static void keep_gave_up(void *arg, const char *sentence)
 {
+	epoch_renew(arg);
 	log_warn("adopting: %s", sentence);
 }
 
@@ -97,11 +127,26 @@ static bool header_good(const struct kvmm_hdr *h)
 	       h->abi == KVMM_ABI_VERSION && h->epoch;
 }
 
+/*
+ * A name that was dropped may still be there, for whoever keeps it was busy, and
+ * would stand for what it stood for: no client gets the number of one that was.
+ */
+static void sessions_skip(struct server *s)
+{
+	struct park_iter it = PARK_ITER_INIT;
+	unsigned int no;
+
+	while (park_next(s->park, "client.", &it))
+		if (sscanf(it.name, "client.%u.", &no) == 1)
+			s->session_seq = max(s->session_seq, no);
+}
+
 int adopt_header(struct server *s)
 {
 	size_t bytes = round_up(sizeof(struct kvmm_hdr), 4096);
 	int fd;
 
+	sessions_skip(s);
 	if (s->ladder && !s->ladder->adopt_pct)
 		return -ENOENT;
 	fd = park_take(s->park, "header");
@@ -114,6 +159,7 @@ int adopt_header(struct server *s)
 		shm_fini(&s->hdr_shm);
 	} else {
 		s->hdr = s->hdr_shm.addr;
+		s->own_epoch = s->epoch;
 		s->epoch = s->hdr->epoch;
 		s->adopting = true;
 		return 0;
@@ -142,7 +188,7 @@ static int take_fd_of(struct server *s, uint32_t no, const char *what)
 	return park_take(s->park, name);
 }
 
-static int session_take(struct session *ss)
+static int session_take(struct session *ss, uint64_t ledger_ino)
 {
 	struct server *s = ss->server;
 	int fd, err;
@@ -153,6 +199,8 @@ static int session_take(struct session *ss)
 	err = shm_adopt(&ss->ledger_shm, fd, ring_bytes(), 1);
 	if (err)
 		return err;
+	if (fd_ino(ss->ledger_shm.fd) != ledger_ino)
+		return -ESTALE;
 	fd = take_fd_of(s, ss->no, "pid");
 	if (fd < 0)
 		return fd;
@@ -203,10 +251,11 @@ static int keep_client(void *arg, const struct mm_kept_client *kc,
 	ss->hello_pid = k.hello_pid;
 	ss->cred_uid = k.cred_uid;
 	ss->foreign = k.foreign;
+	ss->epoch = k.epoch;
 	memcpy(ss->secret, k.secret, sizeof(ss->secret));
 	snprintf(ss->name, sizeof(ss->name), "%s", kc->name);
 	s->session_seq = max(s->session_seq, kc->no);
-	err = session_take(ss);
+	err = session_take(ss, k.ledger_ino);
 	if (err) {
 		session_forget(ss);
 		return err;
@@ -227,9 +276,11 @@ static void keep_adopted(void *arg, struct mm_client *c, bool whole)
 	ss->mc = c;
 	ss->resumable = whole;
 	ss->adopted = true;
-	if (!whole)
-		log_warn("client %u (%s) has lost a part of what it had: it will begin anew",
-			 ss->no, ss->name);
+	if (whole)
+		return;
+	epoch_renew(ss->server);
+	log_warn("client %u (%s) has lost a part of what it had: it will begin anew",
+		 ss->no, ss->name);
 }
 
 static const struct mm_keep_ops keep_ops = {
@@ -323,7 +374,7 @@ static struct session *resume_find(const struct session *ss,
 	if (&o->link == &ss->server->sessions ||
 	    (o->state != SESSION_LIVE &&
 	     !(o->state == SESSION_CLOSED && o->resumable)) ||
-	    h->epoch != ss->server->epoch ||
+	    h->epoch != o->epoch ||
 	    memcmp(o->secret, h->secret, sizeof(o->secret)))
 		return NULL;
 	/* of a foreign process its secret says enough, for it has no number */

@@ -277,6 +277,7 @@ struct session {
 	struct wire_win	late;
 	bool		resumable;
 	bool		adopted;	/* and has posted nothing to us yet */
+	uint64_t	epoch;		/* that it was welcomed in */
 	uint64_t	secret[2];
 	bool		told_off;	/* its last message was an error */
 	bool		over;		/* hung up: close it, nobody is to blame */
@@ -513,7 +514,8 @@ struct server {
 	unsigned int	flushing;
 	uint64_t	reexec_ns;
 	char		reexec_why[160];
-	uint64_t	epoch;
+	uint64_t	epoch;		/* of clients that come now */
+	uint64_t	own_epoch;	/* adopting: that no daemon before had */
 	uint64_t	started_ns;
 	uint32_t	session_seq;
 	struct shm	hdr_shm;

@@ -272,6 +272,7 @@ struct session *session_new(struct server *s, struct listener *via,
 	ss->server = s;
 	ss->via = via;
 	ss->no = no;
+	ss->epoch = s->epoch;
 	ss->state = SESSION_GREETING;
 	ss->sock = ss->pid = ss->bell = (struct source)SOURCE_INIT;
 	ss->sock.ready = sock_ready;

@@ -816,11 +816,13 @@ static void without_a_state_all_begin_anew(void **state)
 	struct kvmm_hit hit[16];
 	struct kvmm_req *rq;
 	size_t bytes = 0;
+	uint64_t epoch;
 	void *mem;
 	pid_t pid;
 
 	start(f);
 	tc_open(c, f->d.socket, NULL);
+	epoch = kvmm_epoch(c->k);
 	T_EQ(tc_put(c, 1, 0, 16), 16);
 	rq = tc_req(c, 1);
 	T_EQ(tc_match(c, rq, 1, 16, hit, NULL), 16);
@@ -833,6 +835,8 @@ static void without_a_state_all_begin_anew(void **state)
 	munmap(mem, bytes);
 	T_OK(td_resume(&f->d));
 	T_WAIT(LONG_WAIT, back(c, 0));
+	/* by which a rank knows that a plan of then means nothing now */
+	T_CHECK(kvmm_epoch(c->k) != epoch);
 	/* it reads on what it had pinned */
 	tc_check(c, 1, hit, 16);
 	tc_end(rq);
