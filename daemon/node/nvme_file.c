@@ -75,8 +75,7 @@ static void sleep_ms(uint32_t ms)
 static int faulty_rw(struct nvme_open *o, bool wr, void *buf, size_t len,
 		     uint64_t off, const struct fault *f)
 {
-	size_t half = max(round_down(len / 2, (size_t)NODE_ALIGN),
-			  min(len, (size_t)NODE_ALIGN));
+	size_t half = round_down(len / 2, (size_t)512);
 	int err = 0;
 
 	sleep_ms(f->ms);

@@ -40,6 +40,9 @@
 /* Where a store's first sequence number lies: opens << NVME_SEQ_SHIFT. */
 #define NVME_SEQ_SHIFT		40
 
+/* Likewise where an opening's numbers of checkpoints do. */
+#define NVME_CKPT_SHIFT		24
+
 /* nvme_super.flags: is being made; whoever finds it makes it anew */
 #define NVME_SUPER_MAKING	0x1u
 

@@ -163,6 +163,7 @@ struct nvme_ckpt {
  * @next_seq:	above all sequence numbers seen
  * @dropped:	records that cannot be right
  * @bad_blocks:	blocks of the checkpoint that were damaged
+ * @lost:	blocks in the middle of the journal that were
  * @bytes:	read
  * @next:	how many of @order were handed out
  * @next_label:	how many labels were
@@ -186,6 +187,7 @@ struct nvme_found {
 	uint64_t		next_seq;
 	uint64_t		dropped;
 	uint64_t		bad_blocks;
+	uint64_t		lost;
 	uint64_t		bytes;
 	uint64_t		start_ns;
 	uint32_t		next;
@@ -202,8 +204,10 @@ void nvme_layout(struct nvme_super *sb, uint64_t records);
  */
 int nvme_super_read(struct nvme *nv, void *buf, uint64_t bytes, bool fresh,
 		    bool *make);
-/* Write it once more, or make a store. */
-int nvme_super_renew(struct nvme *nv, void *buf, uint64_t bytes, bool make);
+/* Make a store; nvme_super_renew() has to follow. */
+int nvme_super_make(struct nvme *nv, void *buf, uint64_t bytes);
+/* Write it once more, with one more opening. */
+int nvme_super_renew(struct nvme *nv, void *buf, bool made);
 
 /* nvme_journal.c */
 void nvme_journal_init(struct nvme *nv, uint64_t head, uint64_t tail);

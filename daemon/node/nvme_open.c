@@ -43,17 +43,21 @@ static int open_store(struct nvme *nv, void *buf)
 {
 	struct nvme_open *o = &nv->open;
 	uint64_t bytes;
-	bool fresh, make;
+	bool fresh, make = false;
 	int err = nvme_file_size(nv, &bytes, &fresh);
 
 	if (!err)
 		err = nvme_super_read(nv, buf, bytes, fresh, &make);
 	if (!err && !fresh)
 		err = nvme_file_fill(nv, bytes, !make);
-	if (!err)
-		err = nvme_super_renew(nv, buf, bytes, make);
+	make |= !nv->node.owner;
+	if (!err && make)
+		err = nvme_super_make(nv, buf, bytes);
 	if (!err && nv->node.owner)
 		err = nvme_scan(nv, &o->found);
+	/* not before: a store that cannot be read is left as it is */
+	if (!err)
+		err = nvme_super_renew(nv, buf, make);
 	return err;
 }
 

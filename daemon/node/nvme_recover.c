@@ -13,6 +13,7 @@
  * asked again, and the node is NODE_STARTING until it has an answer.
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,13 +49,15 @@ void nvme_recover_start(struct nvme *nv)
 	const struct node_owner *o = nv->node.owner;
 	struct nvme_found *f = nv->found;
 
-	nv->ckpt.number = f->end.number;
+	/* attempts that left no block to be found by had numbers, too */
+	nv->ckpt.number = max(f->end.number,
+			      nv->open.super.opens << NVME_CKPT_SHIFT);
 	nv->ckpt.area = f->area;
 	nvme_journal_init(nv, f->journal_end, f->end.journal_seq);
 	nv->labels = f->labels;
 	memset(&f->labels, 0, sizeof(f->labels));
 	nv->node.stats.recover_bytes = f->bytes;
-	nv->node.stats.recover_dropped = f->dropped + f->bad_blocks;
+	nv->node.stats.recover_dropped = f->dropped + f->bad_blocks + f->lost;
 	node_set_state(&nv->node, NODE_STARTING, "%s: %u records are read",
 		       nv->opts.path, f->nr_order);
 	if (o && o->begin)
@@ -149,6 +152,30 @@ static bool recover_slice(struct nvme *nv)
 	return f->next < f->nr_order;
 }
 
+/* The sentence for it. Blocks that are damaged are no pages: nobody knows what
+ * was in them. */
+static void recover_say(struct nvme *nv, const struct nvme_found *f)
+{
+	unsigned long long dropped = f->nr_order - f->taken + f->dropped;
+	unsigned long long damaged = f->bad_blocks + f->lost;
+	char note[128] = "";
+
+	if (damaged)
+		snprintf(note, sizeof(note),
+			 "; %llu blocks of metadata are damaged: pages are lost, some that were removed may be back",
+			 damaged);
+	if (f->nr_order)
+		node_set_state(&nv->node, NODE_ONLINE,
+			       "%u pages were found again, %llu had to be dropped, %llu ms%s",
+			       f->taken, dropped, (unsigned long long)
+			       (nv->node.stats.recover_ns / NSEC_PER_MSEC),
+			       note);
+	else
+		node_set_state(&nv->node, NODE_ONLINE, nv->open.rebuilt ?
+			       "emptied: %s%s" : "empty%s%s",
+			       nv->open.rebuilt ? nv->open.msg.text : "", note);
+}
+
 static void recover_end(struct nvme *nv)
 {
 	struct nvme_found *f = nv->found;
@@ -162,17 +189,10 @@ static void recover_end(struct nvme *nv)
 	nv->found = NULL;
 	if (o->recovered)
 		o->recovered(&nv->node, f->nr_order ? 0 : -ENOENT, o->arg);
-	if (f->nr_order)
-		node_set_state(&nv->node, NODE_ONLINE,
-			       "%u pages were found again, %llu had to be dropped, %llu ms",
-			       f->taken, (unsigned long long)
-			       (f->nr_order - f->taken + st->recover_dropped),
-			       (unsigned long long)
-			       (st->recover_ns / NSEC_PER_MSEC));
-	else
-		node_set_state(&nv->node, NODE_ONLINE, nv->open.rebuilt ?
-			       "emptied: %s" : "empty%s", nv->open.rebuilt ?
-			       nv->open.msg.text : "");
+	recover_say(nv, f);
+	/* the journal may have been refused already, by removals */
+	if (nv->health.read_only)
+		nvme_refused(nv, -EROFS, now_ns());
 	nvme_found_free(f);
 }
 

@@ -9,285 +9,31 @@
  * blocks behind a hole; the next daemon writes on at the hole, and what is
  * behind its own last block would fit on exactly, were it not older.
  *
+ * One that is not the next is mostly the end, and may be damage in the middle. A
+ * group never spans two chunks of NVME_GROUP_BLOCKS and is begun when the one
+ * before it is over. So where a later chunk has a block that is one of the next,
+ * this chunk was whole, and what is missing in it is damaged: it is counted, and
+ * reading goes on behind it.
+ *
  * A checkpoint with damaged blocks gives way to the one before it, if the
  * journal from there is still whole; otherwise what is in the good blocks is
- * kept. Nothing that is read is believed: a record must lie on a slot, a
- * segment has slots of one size only (the newest decides), and so on; what
- * does not fit is dropped and counted.
+ * kept. What of all that is believed: nvme_found.c.
  *
- * Records are kept once for each place in the store, in tables by segment and
- * slot: records that were made one after the other lie beside each other, which
- * spares a million of them as many cache misses. (off, seq) decides: a newer one
- * replaces an older one, and a removal removes what is not newer. Where the
- * checkpoint saw a segment in two classes, the removals come from the journal.
+ * A block that cannot be read is not a damaged one. What it says may be had a
+ * while later, and may be that a page was removed. Where it would decide, the
+ * answer is -EIO and the store stays as it is, to be opened again.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
-#include "daemon/node/nvme.h"
+#include "daemon/node/nvme_scan.h"
+#include "ipc/base/err.h"
 
 #define READ_BYTES	(4u << 20)
-#define HUGE_BYTES	(2u << 20)
 
-/**
- * struct seg_view - what the records say of a segment
- * @seq:	of the newest
- * @slot_bytes:	and its size, which goes for all; 0: there is none
- * @conflicts:	records of another size that were not removed
- * @place:	by slot: place in nvme_found.rec + 1
- */
-struct seg_view {
-	uint64_t	seq;
-	uint32_t	slot_bytes;
-	uint32_t	conflicts;
-	uint32_t	*place;
-};
-
-/**
- * struct scan - one reading of a store
- * @ahead:	who reads
- * @buf:	what was read last
- * @bytes:	that were asked for so far
- * @seg:	by segment
- * @gap:	the journal's first block is missing because the ring was
- *		written over: the checkpoint is older than what is needed
- */
-struct scan {
-	struct nvme		*nv;
-	const struct nvme_super	*sb;
-	struct nvme_found	*f;
-	struct nvme_ahead	*ahead;
-	const char		*buf;
-	uint64_t		bytes;
-	struct seg_view		*seg;
-	bool			gap;
-};
-
-/* ---- the table of records ---------------------------------------------------- */
-
-static bool slot_good(const struct scan *sc, uint64_t off, uint32_t slot_bytes)
-{
-	const struct nvme_super *sb = sc->sb;
-	uint64_t at;
-
-	if (off < sb->data_off || off >= sb->bytes || !slot_bytes ||
-	    slot_bytes % NODE_ALIGN || slot_bytes > sb->seg_bytes)
-		return false;
-	at = (off - sb->data_off) & (sb->seg_bytes - 1);
-	return (off - sb->data_off) / sb->seg_bytes < sc->nv->open.nr_segs &&
-	       !(at % slot_bytes) && at + slot_bytes <= sb->seg_bytes;
-}
-
-static struct seg_view *seg_of(const struct scan *sc, uint64_t off)
-{
-	return &sc->seg[(off - sc->sb->data_off) / sc->sb->seg_bytes];
-}
-
-/* Which slot of its segment; it lies on one. */
-static uint32_t slot_of(const struct scan *sc, const struct seg_view *v,
-			uint64_t off)
-{
-	return (uint32_t)((off - sc->sb->data_off) & (sc->sb->seg_bytes - 1)) /
-	       v->slot_bytes;
-}
-
-/* Have room for @max records; large, and touched once from end to end. */
-static int found_grow(struct nvme_found *f, uint32_t max)
-{
-	void *rec;
-	size_t len = (size_t)max * sizeof(*f->rec);
-
-	if (posix_memalign(&rec, HUGE_BYTES, len))
-		return -ENOMEM;
-	madvise(rec, len, MADV_HUGEPAGE);
-	if (f->nr)
-		memcpy(rec, f->rec, (size_t)f->nr * sizeof(*f->rec));
-	free(f->rec);
-	f->rec = rec;
-	f->max = max;
-	return 0;
-}
-
-/* What is known of this segment is of another class, and older. */
-static int seg_recut(struct scan *sc, struct seg_view *v, uint32_t slot_bytes)
-{
-	uint32_t nr = sc->sb->seg_bytes / slot_bytes;
-	uint32_t *place = calloc(nr, sizeof(*place));
-
-	if (!place)
-		return -ENOMEM;
-	for (uint32_t i = 0; v->slot_bytes &&
-	     i < sc->sb->seg_bytes / v->slot_bytes; i++) {
-		if (!v->place[i])
-			continue;
-		v->conflicts += sc->f->rec[v->place[i] - 1].ent.type ==
-				NVME_ENT_ADD;
-		sc->f->rec[v->place[i] - 1].ent.type = NVME_ENT_NONE;
-	}
-	free(v->place);
-	v->place = place;
-	v->slot_bytes = slot_bytes;
-	return 0;
-}
-
-static int found_add(struct scan *sc, const struct nvme_ent_add *e)
-{
-	struct nvme_found *f = sc->f;
-	struct seg_view *v;
-	uint32_t *place;
-	int err;
-
-	if (!slot_good(sc, e->off, e->ent.arg) || !e->len ||
-	    e->len > e->ent.arg || e->seq == UINT64_MAX) {
-		f->dropped++;
-		return 0;
-	}
-	f->next_seq = max(f->next_seq, e->seq + 1);
-	v = seg_of(sc, e->off);
-	if (v->slot_bytes != e->ent.arg) {
-		if (v->slot_bytes && v->seq > e->seq) {
-			v->conflicts++;
-			return 0;
-		}
-		err = seg_recut(sc, v, e->ent.arg);
-		if (err)
-			return err;
-	}
-	v->seq = max(v->seq, e->seq);
-	place = &v->place[slot_of(sc, v, e->off)];
-	if (*place && f->rec[*place - 1].ent.type == NVME_ENT_ADD &&
-	    f->rec[*place - 1].seq > e->seq)
-		return 0;
-	if (!*place) {
-		if (f->nr == f->max) {
-			err = found_grow(f, 2 * f->max);
-			if (err)
-				return err;
-		}
-		*place = ++f->nr;
-	}
-	f->rec[*place - 1] = *e;
-	return 0;
-}
-
-static void found_del(struct scan *sc, const struct nvme_ent_slot *e)
-{
-	struct nvme_found *f = sc->f;
-	struct seg_view *v;
-	uint32_t place = 0;
-
-	if (!slot_good(sc, e->off, NODE_ALIGN) || e->seq == UINT64_MAX)
-		return;
-	f->next_seq = max(f->next_seq, e->seq + 1);
-	v = seg_of(sc, e->off);
-	if (v->slot_bytes && slot_good(sc, e->off, v->slot_bytes))
-		place = v->place[slot_of(sc, v, e->off)];
-	if (place && f->rec[place - 1].ent.type == NVME_ENT_ADD &&
-	    f->rec[place - 1].seq <= e->seq)
-		f->rec[place - 1].ent.type = NVME_ENT_NONE;
-	else if (v->conflicts && e->seq < v->seq)
-		v->conflicts--;		/* it was gone: no conflict at all */
-}
-
-/* ---- labels and quarantine --------------------------------------------------- */
-
-static int found_label(struct scan *sc, const struct nvme_ent_label *e)
-{
-	struct nvme_labels *ls = &sc->f->labels;
-	struct nvme_label *l = nvme_label_find(ls, e->ent.arg);
-	uint32_t n = e->ent.bytes - (uint32_t)sizeof(*e);
-	int err;
-
-	if (!e->total || e->total > NODE_LABEL_MAX || e->at >= e->total ||
-	    n < min(e->total - e->at, NVME_LABEL_PART) ||
-	    e->ent.arg == UINT32_MAX)
-		return 0;
-	n = min(n, e->total - e->at);
-	if (l && !e->at && l->have < l->len) {
-		/* the same once more, with its first half torn off */
-		nvme_label_drop(ls, e->ent.arg);
-		l = NULL;
-	}
-	if (!l) {
-		if (e->at)
-			return 0;
-		err = nvme_label_room(ls, e->ent.arg, e->total, &l);
-		if (err)
-			return err == -ENOSPC ? 0 : err;
-	}
-	if (l->len != e->total || l->have != e->at)
-		return 0;	/* there already: the checkpoint had it, too */
-	memcpy(l->bytes + e->at, e + 1, n);
-	l->have += n;
-	return 0;
-}
-
-static int found_bad(struct scan *sc, const struct nvme_ent_slot *e)
-{
-	struct nvme_found *f = sc->f;
-
-	if (!slot_good(sc, e->off, e->ent.arg))
-		return 0;
-	if (f->nr_bad == f->max_bad) {
-		uint32_t max = f->max_bad ? 2 * f->max_bad : 64;
-		struct nvme_ent_slot *bad = realloc(f->bad,
-						    max * sizeof(*bad));
-
-		if (!bad)
-			return -ENOMEM;
-		f->bad = bad;
-		f->max_bad = max;
-	}
-	f->bad[f->nr_bad++] = *e;
-	return 0;
-}
-
-static void found_zeroed(struct scan *sc, uint64_t seg)
-{
-	struct nvme_found *f = sc->f;
-	uint64_t from = sc->sb->data_off + seg * sc->sb->seg_bytes;
-	uint32_t nr = 0;
-
-	for (uint32_t i = 0; i < f->nr_bad; i++)
-		if (f->bad[i].off < from ||
-		    f->bad[i].off >= from + sc->sb->seg_bytes)
-			f->bad[nr++] = f->bad[i];
-	f->nr_bad = nr;
-}
-
-static int scan_block(struct scan *sc, const struct nvme_block *b)
-{
-	const struct nvme_ent *e = NULL;
-	int err = 0;
-
-	while (!err && (e = nvme_block_next(b, e))) {
-		switch (e->type) {
-		case NVME_ENT_ADD:
-			err = found_add(sc, (const void *)e);
-			break;
-		case NVME_ENT_DEL:
-			found_del(sc, (const void *)e);
-			break;
-		case NVME_ENT_LABEL:
-			err = found_label(sc, (const void *)e);
-			break;
-		case NVME_ENT_LABEL_DEL:
-			nvme_label_drop(&sc->f->labels, e->arg);
-			break;
-		case NVME_ENT_BAD:
-			err = found_bad(sc, (const void *)e);
-			break;
-		case NVME_ENT_ZEROED:
-			found_zeroed(sc, e->arg);
-			break;
-		default:
-			break;
-		}
-	}
-	return err;
-}
+/* How far to look for more of the journal behind its end. */
+#define LOOK_BLOCKS	(4u * NVME_GROUP_BLOCKS)
 
 /* ---- reading ----------------------------------------------------------------- */
 
@@ -309,23 +55,48 @@ static const struct nvme_block *buf_block(const struct scan *sc, uint64_t ix)
 	return (const void *)(sc->buf + ix * NVME_BLOCK);
 }
 
-/* The last block of the checkpoint in an area; false: there is none. */
-static bool read_end(struct scan *sc, int area, struct nvme_ent_end *end)
+static bool all_zero(const struct nvme_block *b)
+{
+	const char *p = (const char *)b;
+
+	return !*p && !memcmp(p, p + 1, NVME_BLOCK - 1);
+}
+
+/* What is in the block that makes a checkpoint valid. */
+enum end_state {
+	END_NONE,		/* zeroes: there never was one */
+	END_GOOD,
+	END_BAD,
+	END_GONE,		/* cannot be read */
+};
+
+static bool end_sane(const struct nvme_super *sb,
+		     const struct nvme_ent_end *end)
+{
+	return end->nr_blocks < sb->ckpt_bytes / NVME_BLOCK &&
+	       end->journal_seq && end->journal_seq < UINT64_MAX / 2;
+}
+
+static enum end_state read_end(struct scan *sc, int area,
+			       struct nvme_ent_end *end)
 {
 	const struct nvme_super *sb = sc->sb;
+	const struct nvme_block *b;
 	const struct nvme_ent *e;
 
 	read_blocks(sc, (struct range){ sb->ckpt_off + (uint64_t)area *
 					sb->ckpt_bytes, 1 },
 		    (struct range){ 0, 0 });
-	if (!nvme_block_good(buf_block(sc, 0), NVME_KIND_END, sb->uuid))
-		return false;
-	e = nvme_block_next(buf_block(sc, 0), NULL);
+	if (nvme_ahead_gone(sc->ahead, 0))
+		return END_GONE;
+	b = buf_block(sc, 0);
+	if (!nvme_block_good(b, NVME_KIND_END, sb->uuid))
+		return all_zero(b) ? END_NONE : END_BAD;
+	e = nvme_block_next(b, NULL);
 	if (!e || e->type != NVME_ENT_END)
-		return false;
+		return END_BAD;
 	memcpy(end, e, sizeof(*end));
-	return end->nr_blocks < sb->ckpt_bytes / NVME_BLOCK &&
-	       end->journal_seq && end->journal_seq < UINT64_MAX / 2;
+	return end_sane(sb, end) ? END_GOOD : END_BAD;
 }
 
 /* The journal from block @seq on, a piece of it. */
@@ -368,14 +139,15 @@ static int read_ckpt(struct scan *sc)
 		read_blocks(sc, r, ckpt_range(sc, at + r.nr));
 		for (uint64_t i = 0; i < r.nr; i++, at++) {
 			const struct nvme_block *b = buf_block(sc, i);
-			int err;
+			int err = nvme_ahead_gone(sc->ahead, i);
 
+			sc->gone = err ? err : sc->gone;
 			if (!nvme_block_good(b, NVME_KIND_CKPT, sb->uuid) ||
 			    b->seq != at || b->epoch != f->end.number) {
 				f->bad_blocks++;
 				continue;
 			}
-			err = scan_block(sc, b);
+			err = nvme_found_block(sc, b);
 			if (err)
 				return err;
 		}
@@ -383,181 +155,142 @@ static int read_ckpt(struct scan *sc)
 	return 0;
 }
 
-static int read_journal(struct scan *sc)
-{
-	const struct nvme_super *sb = sc->sb;
-	struct nvme_found *f = sc->f;
-	uint64_t seq = f->end.journal_seq;
-	uint64_t stop = seq + sb->journal_bytes / NVME_BLOCK;
+/* ---- the journal ---------------------------------------------------------------- */
 
-	f->max_opens = max(f->max_opens, f->end.opens);
-	while (seq < stop) {
+static bool journal_good(const struct scan *sc, const struct nvme_block *b)
+{
+	return nvme_block_good(b, NVME_KIND_JOURNAL, sc->sb->uuid);
+}
+
+/* Is it block @seq, of no older opening than what was read before? */
+static bool journal_next(const struct scan *sc, const struct nvme_block *b,
+			 uint64_t seq)
+{
+	return journal_good(sc, b) && b->seq == seq &&
+	       b->epoch >= sc->f->max_opens;
+}
+
+static uint64_t journal_stop(const struct scan *sc)
+{
+	return sc->f->end.journal_seq + sc->sb->journal_bytes / NVME_BLOCK;
+}
+
+/* Has block @seq been written over? */
+static bool later_lap(const struct scan *sc, const struct nvme_block *b,
+		      uint64_t seq)
+{
+	return b->seq > seq && b->seq < UINT64_MAX / 2 &&
+	       !((b->seq - seq) % (sc->sb->journal_bytes / NVME_BLOCK));
+}
+
+/*
+ * Block @seq is not the next one. Is it the end, or damage? Return: the block
+ * behind it, in a later chunk, that is one of the next; 0: it is the end. All of
+ * the ring is looked at where a checkpoint may be missing: then it may have been
+ * written over (sc->gap), which need not show at its first block.
+ */
+static uint64_t look_on(struct scan *sc, uint64_t seq)
+{
+	uint64_t chunk = round_down(seq, NVME_GROUP_BLOCKS) + NVME_GROUP_BLOCKS;
+	uint64_t stop = journal_stop(sc), found = 0;
+	int gone = 0;
+
+	if (!sc->wary)
+		stop = min(stop, seq + LOOK_BLOCKS);
+	while (seq < stop && !sc->gap && !found) {
 		struct range r = journal_range(sc, seq), next = { 0, 0 };
 
 		if (seq + r.nr < stop)
 			next = journal_range(sc, seq + r.nr);
 		read_blocks(sc, r, next);
-		for (uint64_t i = 0; i < r.nr; i++, seq++) {
+		for (uint64_t i = 0; i < r.nr && !found; i++, seq++) {
 			const struct nvme_block *b = buf_block(sc, i);
-			bool good = nvme_block_good(b, NVME_KIND_JOURNAL,
-						    sb->uuid);
-			int err;
+			int err = nvme_ahead_gone(sc->ahead, i);
 
-			if (!good || b->seq != seq || b->epoch < f->max_opens) {
-				sc->gap = seq == f->end.journal_seq && good &&
-					  b->seq > seq;
-				goto out;
-			}
-			f->max_opens = b->epoch;
-			err = scan_block(sc, b);
-			if (err)
-				return err;
+			gone = err ? err : gone;
+			if (journal_good(sc, b) && later_lap(sc, b, seq))
+				sc->gap = true;
+			if (!journal_next(sc, b, seq))
+				continue;
+			if (seq >= chunk)
+				found = seq;
+			else if (sc->blind)	/* torn, or given up */
+				gone = -EIO;
 		}
 	}
-out:
-	f->journal_end = seq;
-	return 0;
+	if (!found && gone)
+		sc->gone = gone;
+	return found;
 }
 
-/* ---- what can be true --------------------------------------------------------- */
-
-/* Records of another size than their segment's, and of slots in quarantine. */
-static void weed(struct scan *sc)
+/*
+ * A piece of the journal. *@seq: where it begins, then the next block. *@sure:
+ * up to here the journal is known to go. True: there is more.
+ */
+static bool read_piece(struct scan *sc, uint64_t *seq, uint64_t *sure, int *err)
 {
+	struct range r = journal_range(sc, *seq), next = { 0, 0 };
 	struct nvme_found *f = sc->f;
 
-	for (uint32_t i = 0; i < f->nr_bad; i++)
-		found_del(sc, &f->bad[i]);
-	for (uint32_t i = 0; i < sc->nv->open.nr_segs; i++)
-		f->dropped += sc->seg[i].conflicts;
-}
+	if (*seq + r.nr < journal_stop(sc))
+		next = journal_range(sc, *seq + r.nr);
+	read_blocks(sc, r, next);
+	for (uint64_t i = 0; i < r.nr; i++, ++*seq) {
+		const struct nvme_block *b = buf_block(sc, i);
 
-/**
- * struct sort_key - a record on its way to its place in the order
- *
- * Sorted instead of the records' numbers alone: a pass would then look at all
- * records, in an order in which nearly each is a miss of the cache.
- */
-struct sort_key {
-	uint64_t	seq;
-	uint32_t	ix;
-};
-
-#define SORT_BITS	12u
-#define SORT_SIZE	(1u << SORT_BITS)
-
-/* A pass of a radix sort by SORT_BITS of the sequence numbers at @shift. */
-static void sort_pass(const struct sort_key *from, struct sort_key *to,
-		      uint32_t nr, unsigned int shift)
-{
-	uint32_t count[SORT_SIZE] = { 0 }, sum = 0;
-
-	for (uint32_t i = 0; i < nr; i++)
-		count[from[i].seq >> shift & (SORT_SIZE - 1)]++;
-	for (uint32_t b = 0; b < SORT_SIZE; b++) {
-		uint32_t n = count[b];
-
-		count[b] = sum;
-		sum += n;
-	}
-	for (uint32_t i = 0; i < nr; i++)
-		to[count[from[i].seq >> shift & (SORT_SIZE - 1)]++] = from[i];
-}
-
-static int sort_records(struct nvme_found *f)
-{
-	size_t room = max(f->nr, 1u);
-	struct sort_key *from = malloc(room * sizeof(*from));
-	struct sort_key *to = malloc(room * sizeof(*to));
-	uint64_t any = 0, all = UINT64_MAX;
-
-	f->order = malloc(room * sizeof(*f->order));
-	if (!from || !to || !f->order) {
-		free(from);
-		free(to);
-		return -ENOMEM;
-	}
-	for (uint32_t i = 0; i < f->nr; i++) {
-		if (f->rec[i].ent.type != NVME_ENT_ADD)
+		sc->gone = nvme_ahead_gone(sc->ahead, i);
+		if (sc->gone)
+			return false;
+		if (journal_next(sc, b, *seq)) {
+			f->max_opens = b->epoch;
+			*err = nvme_found_block(sc, b);
+			if (*err)
+				return false;
 			continue;
-		from[f->nr_order++] = (struct sort_key){ f->rec[i].seq, i };
-		any |= f->rec[i].seq;
-		all &= f->rec[i].seq;
+		}
+		if (*seq >= *sure) {
+			*sure = look_on(sc, *seq);
+			if (!*sure || sc->gap)
+				return false;
+			f->lost++;
+			++*seq;
+			return true;	/* the buffer shows what was looked at */
+		}
+		f->lost++;
 	}
-	for (unsigned int shift = 0; shift < 64; shift += SORT_BITS) {
-		struct sort_key *was = from;
-
-		/* digits that are the same everywhere sort nothing */
-		if (!((any ^ all) >> shift & (SORT_SIZE - 1)) || !f->nr_order)
-			continue;
-		sort_pass(from, to, f->nr_order, shift);
-		from = to;
-		to = was;
-	}
-	for (uint32_t i = 0; i < f->nr_order; i++)
-		f->order[i] = from[i].ix;
-	free(from);
-	free(to);
-	return 0;
+	return *seq < journal_stop(sc);
 }
 
-static int scan_finish(struct scan *sc)
+static int read_journal(struct scan *sc)
 {
-	struct nvme_labels *ls = &sc->f->labels;
+	struct nvme_found *f = sc->f;
+	uint64_t seq = f->end.journal_seq, sure = 0;
+	int gone = sc->gone, err = 0;
 
-	weed(sc);
-	for (uint32_t i = ls->nr; i-- > 0;)
-		if (ls->v[i].have < ls->v[i].len)
-			nvme_label_drop(ls, ls->v[i].id);
-	ls->next = max(ls->next, sc->f->end.next_label);
-	sc->f->next_seq = max(sc->f->next_seq, sc->f->end.next_seq);
-	return sort_records(sc->f);
+	f->max_opens = max(f->max_opens, f->end.opens);
+	while (read_piece(sc, &seq, &sure, &err))
+		;
+	f->journal_end = seq;
+	sc->gone = gone ? gone : sc->gone;
+	return err;
 }
 
 /* ---- all of it ----------------------------------------------------------------- */
 
-void nvme_found_free(struct nvme_found *f)
-{
-	if (!f)
-		return;
-	nvme_labels_fini(&f->labels);
-	free(f->rec);
-	free(f->order);
-	free(f->bad);
-	free(f);
-}
-
-static void segs_free(struct scan *sc)
-{
-	for (uint32_t i = 0; sc->seg && i < sc->nv->open.nr_segs; i++)
-		free(sc->seg[i].place);
-	free(sc->seg);
-	sc->seg = NULL;
-}
-
 /* Everything from the checkpoint @end in @area on. */
-static int scan_from(struct scan *sc, int area, const struct nvme_ent_end *end)
+static int scan_from(struct scan *sc, int area, const struct nvme_ent_end *end,
+		     bool wary)
 {
-	uint64_t want = end->nr_records + min(end->nr_records / 8,
-					      (uint64_t)1 << 20);
-	int err;
+	int err = nvme_found_begin(sc, end);
 
-	want = clamp(want, (uint64_t)1024, sc->sb->records + 1024);
-	nvme_found_free(sc->f);
-	segs_free(sc);
-	sc->gap = false;
-	sc->f = calloc(1, sizeof(*sc->f));
-	sc->seg = calloc(max(sc->nv->open.nr_segs, 1u), sizeof(*sc->seg));
-	if (!sc->f || !sc->seg)
-		return -ENOMEM;
+	if (err)
+		return err;
 	sc->f->area = area;
-	sc->f->end = *end;
-	err = found_grow(sc->f, (uint32_t)want);
-	if (!err)
-		err = read_ckpt(sc);
-	if (!err)
-		err = read_journal(sc);
-	return err;
+	sc->gap = false;
+	sc->wary = wary;
+	sc->gone = 0;
+	err = read_ckpt(sc);
+	return err ? err : read_journal(sc);
 }
 
 static int no_ckpt(struct nvme *nv, const char *what)
@@ -567,30 +300,59 @@ static int no_ckpt(struct nvme *nv, const char *what)
 			  what);
 }
 
+static int unreadable(struct nvme *nv, int err)
+{
+	return errmsg_set(&nv->open.msg, -EIO,
+			  "reading what %s remembers: %s", nv->opts.path,
+			  strerror(-err));
+}
+
+/*
+ * The newer checkpoint, @was, is not whole. Is what the older one led to as good
+ * as it was to be? The journal has to be whole up to where the newer one begins.
+ */
+static bool older_will_do(const struct scan *sc, const struct nvme_ent_end *was,
+			  uint64_t lost)
+{
+	return !sc->gap && !sc->f->bad_blocks && sc->f->lost == lost &&
+	       sc->f->journal_end >= was->journal_seq;
+}
+
 /* Choose a checkpoint; see the top. */
 static int scan_choose(struct scan *sc)
 {
 	struct nvme *nv = sc->nv;
 	struct nvme_ent_end end[2];
-	bool have[2];
+	enum end_state st[2];
+	uint64_t lost;
 	int first, err;
 
-	have[0] = read_end(sc, 0, &end[0]);
-	have[1] = read_end(sc, 1, &end[1]);
-	if (!have[0] && !have[1])
-		return no_ckpt(nv, "both checkpoints are damaged");
-	first = !have[0] || (have[1] && end[1].number > end[0].number);
-	err = scan_from(sc, first, &end[first]);
-	if (!err && sc->f->bad_blocks && have[!first]) {
-		err = scan_from(sc, !first, &end[!first]);
-		if (!err && (sc->gap || sc->f->bad_blocks))
-			err = scan_from(sc, first, &end[first]);
+	st[0] = read_end(sc, 0, &end[0]);
+	st[1] = read_end(sc, 1, &end[1]);
+	sc->blind = st[0] == END_GONE || st[1] == END_GONE;
+	if (st[0] != END_GOOD && st[1] != END_GOOD)
+		return sc->blind ? unreadable(nv, -EIO) :
+		       no_ckpt(nv, "both checkpoints are damaged");
+	first = st[0] != END_GOOD ||
+		(st[1] == END_GOOD && end[1].number > end[0].number);
+	err = scan_from(sc, first, &end[first],
+			st[!first] == END_BAD || sc->blind);
+	if (!err && sc->f->bad_blocks && st[!first] == END_GOOD) {
+		lost = sc->f->lost;
+		err = scan_from(sc, !first, &end[!first], true);
+		if (!err && !sc->gone && !older_will_do(sc, &end[first], lost))
+			err = scan_from(sc, first, &end[first], false);
 	}
-	if (!err && sc->gap)
-		err = no_ckpt(nv, "the newest checkpoint is damaged");
-	if (!err && have[!first])
+	if (err)
+		return err;
+	if (sc->gone)
+		return unreadable(nv, sc->gone);
+	if (sc->gap)
+		return sc->blind ? unreadable(nv, -EIO) :
+		       no_ckpt(nv, "the newest checkpoint is damaged");
+	if (st[!first] == END_GOOD)
 		sc->f->end.number = max(end[0].number, end[1].number);
-	return err;
+	return 0;
 }
 
 int nvme_scan(struct nvme *nv, struct nvme_found **ret)
@@ -605,8 +367,8 @@ int nvme_scan(struct nvme *nv, struct nvme_found **ret)
 	err = scan_choose(&sc);
 	nvme_ahead_destroy(sc.ahead);
 	if (!err)
-		err = scan_finish(&sc);
-	segs_free(&sc);
+		err = nvme_found_finish(&sc);
+	nvme_found_end(&sc);
 	if (err) {
 		nvme_found_free(sc.f);
 		return err;

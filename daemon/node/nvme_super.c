@@ -103,6 +103,11 @@ static bool super_sane(const struct nvme_super *sb)
 	       sb->bytes >= sb->data_off + sb->seg_bytes;
 }
 
+static uint32_t super_segs(const struct nvme_super *sb)
+{
+	return (uint32_t)((sb->bytes - sb->data_off) / sb->seg_bytes);
+}
+
 /* ---- reading ---------------------------------------------------------------- */
 
 static uint32_t super_crc(const struct nvme_super *sb)
@@ -388,23 +393,23 @@ int nvme_super_read(struct nvme *nv, void *buf, uint64_t bytes, bool fresh,
 	if (!fresh && !o->rebuilt)
 		err = super_find(nv, buf, bytes, &o->super);
 	*make = err == -ENOENT;
+	if (!err)
+		o->nr_segs = super_segs(&o->super);
 	return *make ? 0 : err;
 }
 
-int nvme_super_renew(struct nvme *nv, void *buf, uint64_t bytes, bool make)
+int nvme_super_make(struct nvme *nv, void *buf, uint64_t bytes)
 {
 	struct nvme_open *o = &nv->open;
-	struct nvme_super *sb = &o->super;
-	int err = 0;
+	bool zero = !o->super.bytes;	/* the journal may never have been written */
+	int err = super_make(nv, buf, &o->super, bytes, zero);
 
-	if (make || !nv->node.owner) {
-		err = super_make(nv, buf, sb, bytes, make);
-		make = true;
-	}
-	if (err)
-		return err;
-	sb->opens++;
-	err = super_write(nv, buf, sb, !make);
-	o->nr_segs = (uint32_t)((bytes - sb->data_off) / sb->seg_bytes);
+	o->nr_segs = err ? 0 : super_segs(&o->super);
 	return err;
+}
+
+int nvme_super_renew(struct nvme *nv, void *buf, bool made)
+{
+	nv->open.super.opens++;
+	return super_write(nv, buf, &nv->open.super, !made);
 }

@@ -6,8 +6,9 @@
  * it was handed to the kernel, when it was over, and whether it was on the medium
  * then. From that, files are made as a crash could have left them at any event:
  * with every write so far, or with any of those that nobody had waited for
- * missing, torn at a sector, or in another order. Each is opened, and what is
- * found must be what had been said up to some call: not earlier than the last
+ * missing, torn at a sector, or in another order. The first of them are those of
+ * the superblocks and of a store that is made: recording begins before it is
+ * opened. Each is opened, and what is found must be what had been said up to some call: not earlier than the last
  * acknowledged flush, not later than the crash. That is one comparison and says
  * all: nothing wrong, nothing lost that was flushed, nothing lost from the
  * middle.
@@ -50,11 +51,15 @@ struct ack {
  * @base:	the file when it began
  * @hash:	of what had been said after so many calls
  * @op_event:	when they were
+ * @opened:	events until the store was open
+ * @again:	first and last event of its next opening
  */
 static struct history {
 	struct wr	wr[MAX_WRITES];
 	unsigned int	nr_wr;
 	unsigned int	event;
+	unsigned int	opened;
+	unsigned int	again[2];
 	char		*base;
 	uint64_t	bytes;
 	uint64_t	hash[MAX_OPS];
@@ -67,6 +72,23 @@ static struct history {
 static struct owner ours, theirs;
 
 /* ---- recording ---------------------------------------------------------------- */
+
+/* While a store is opened it is fdatasync() that makes writes durable: that one,
+ * and all before it. */
+static bool opening(const struct node_io *io)
+{
+	return !io->priv.node;
+}
+
+static void all_synced(struct wr *last)
+{
+	for (struct wr *w = h.wr; w < last; w++) {
+		if (w->sync || w->ended == UINT32_MAX)
+			continue;
+		w->sync = true;
+		w->ended = last->ended;
+	}
+}
 
 static void on_io(const struct node *n, enum fault_tap_when when,
 		  const struct node_io *io, void *arg)
@@ -96,6 +118,8 @@ static void on_io(const struct node *n, enum fault_tap_when when,
 			if (io->priv.res == (int)w->len)
 				w->ended = h.event;
 			w->io = NULL;
+			if (opening(io) && w->sync)
+				all_synced(w);
 			return;
 		}
 	}
@@ -264,6 +288,32 @@ static void use_step(struct rig *r, struct rng *rng)
 	}
 }
 
+/* Another store, full of records, that has to be rebuilt. */
+static void fill_other(struct rig *r)
+{
+	owner_open(r, &ours);
+	for (unsigned int i = 0; i < 300; i++)
+		assert_int_equal(owner_add(r, &ours, SLOT, (uint8_t)i, NULL),
+				 0);
+	assert_int_equal(owner_flush(r), 0);
+	rig_close(r);
+	r->o.records--;
+}
+
+/* An orderly end, and one more life. */
+static void open_again(struct rig *r)
+{
+	node_fault_set(NULL, NULL, 0);
+	while (owner_flush(r))
+		rig_poll(r, 1);
+	rig_close(r);
+	h.again[0] = h.event;
+	owner_open(r, &ours);
+	ours.step = 8;
+	h.again[1] = h.event;
+	on_flush(0, (void *)(uintptr_t)h.nr_ops);
+}
+
 /* A record of some hundred flushes; @faults: meanwhile. */
 static void record_run(struct rig *r, unsigned int steps, const char *faults,
 		       uint64_t seed)
@@ -273,16 +323,20 @@ static void record_run(struct rig *r, unsigned int steps, const char *faults,
 	rng_seed(&rng, seed);
 	h.nr_wr = h.event = h.nr_ops = h.nr_acks = 0;
 	h.hash[0] = 0;
-	owner_open(r, &ours);
-	ours.step = 8;		/* a checkpoint takes many rounds */
 	h.bytes = r->o.bytes;
 	h.base = malloc(h.bytes);
 	assert_non_null(h.base);
 	read_file(r, h.base);
 	fault_tap_set(on_io, NULL);
+	owner_open(r, &ours);
+	ours.step = 8;		/* a checkpoint takes many rounds */
+	h.opened = h.event;
+	assert_true(h.opened >= 12);
 	for (unsigned int i = 0; i < steps; i++) {
 		if (i == steps / 3)
 			assert_int_equal(node_fault_set(faults, NULL, 0), 0);
+		if (i == 2 * steps / 3)
+			open_again(r);
 		use_step(r, &rng);
 	}
 	fault_tap_set(NULL, NULL);
@@ -461,10 +515,20 @@ static void crash_rig(struct rig *r)
 	r->o.records = 400;
 	r->o.zero_bytes_s = UINT64_C(1) << 40;
 	r->o.probe_ns = MSEC;
+	/* what is half made may be taken for damaged, and is made anew */
+	r->o.rebuild = true;
+	assert_int_equal(ftruncate(r->memfd, (off_t)r->o.bytes), 0);
+}
+
+/* These are few, and all of them are tried. */
+static bool while_opening(unsigned int event)
+{
+	return event <= h.opened + 2 ||
+	       (event >= h.again[0] && event <= h.again[1] + 2);
 }
 
 /* @share: so many crash points, of all; 0: all of them. */
-static void crash_run(unsigned int steps, unsigned int share,
+static void crash_run(unsigned int steps, unsigned int share, bool other,
 		      const char *faults, uint64_t seed)
 {
 	struct rng rng;
@@ -472,12 +536,15 @@ static void crash_run(unsigned int steps, unsigned int share,
 	char *image;
 
 	crash_rig(&r);
+	if (other)
+		fill_other(&r);
 	record_run(&r, steps, faults, seed);
 	rng_seed(&rng, seed + 1);
 	image = malloc(h.bytes);
 	assert_non_null(image);
 	for (unsigned int e = 1; e <= h.event; e++) {
-		if (share && rng_below(&rng, h.event) >= share)
+		if (share && !while_opening(e) &&
+		    rng_below(&rng, h.event) >= share)
 			continue;
 		crash_at(&r, e, NULL, image, false);
 		for (unsigned int i = 0; i < (test_long() ? 2u : 1u); i++)
@@ -491,21 +558,27 @@ static void crash_run(unsigned int steps, unsigned int share,
 static void every_crash_leaves_what_was_said(void **state)
 {
 	print_message("# seed %llu\n", (unsigned long long)test_seed());
-	crash_run(test_long() ? 8000 : 4000, test_long() ? 0 : 60, NULL,
+	crash_run(test_long() ? 8000 : 4000, test_long() ? 0 : 60, false, NULL,
 		  test_seed());
+}
+
+static void crashes_while_another_store_is_rebuilt(void **state)
+{
+	print_message("# seed %llu\n", (unsigned long long)test_seed());
+	crash_run(200, test_long() ? 0 : 10, true, NULL, test_seed() + 30);
 }
 
 static void crashes_where_entries_had_no_memory(void **state)
 {
 	print_message("# seed %llu\n", (unsigned long long)test_seed());
-	crash_run(test_long() ? 6000 : 3000, test_long() ? 0 : 40,
+	crash_run(test_long() ? 6000 : 3000, test_long() ? 0 : 40, false,
 		  "nvme:get:enomem:n=1", test_seed() + 10);
 }
 
 static void crashes_where_the_journal_was_refused(void **state)
 {
 	print_message("# seed %llu\n", (unsigned long long)test_seed());
-	crash_run(test_long() ? 6000 : 3000, test_long() ? 0 : 40,
+	crash_run(test_long() ? 6000 : 3000, test_long() ? 0 : 40, false,
 		  "nvme:journal:eio:n=2;nvme:journal:short:skip=9:n=1",
 		  test_seed() + 20);
 }
@@ -514,6 +587,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(every_crash_leaves_what_was_said),
+		cmocka_unit_test(crashes_while_another_store_is_rebuilt),
 		cmocka_unit_test(crashes_where_entries_had_no_memory),
 		cmocka_unit_test(crashes_where_the_journal_was_refused),
 	};

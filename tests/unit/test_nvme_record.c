@@ -523,6 +523,66 @@ static void writes_pause_while_the_journal_is_behind(void **state)
 	rig_fini(&r);
 }
 
+static void slow_records(struct node *n, const struct node_record *rec,
+			 unsigned int nr, bool *taken, void *arg)
+{
+	usleep(60000);
+	owner_records(n, rec, nr, taken, arg);
+}
+
+/* A medium that refused to be written before the node was online. */
+static void read_only_while_starting_is_not_for_good(void **state)
+{
+	struct node_slot slot;
+	uint32_t crc;
+	struct rig r;
+
+	rig_init_memory(&r);
+	r.o.probe_ns = 20 * MSEC;
+	r.o.recover_ns = 50 * MSEC;
+	owner_open(&r, &before);
+	for (unsigned int i = 0; i < 2500; i++)
+		assert_int_equal(owner_add(&r, &before, 4096, i % 2, NULL), 0);
+	assert_int_equal(owner_flush(&r), 0);
+	rig_close(&r);
+
+	assert_int_equal(node_fault_set("nvme:journal:erofs;nvme:write:erofs",
+					NULL, 0), 0);
+	owner_init(&after);
+	after.ops.records = slow_records;
+	after.refuse = 1;
+	rig_make(&r);
+	node_set_owner(r.n, &after.ops);
+	rig_until(&r, r.n->state != NODE_STARTING);
+	assert_int_equal(after.recovered, 1);
+	assert_true(node_fault_hits() > 0);
+	assert_false(node_writable(r.n));
+	assert_int_equal(node_fault_set(NULL, NULL, 0), 0);
+	rig_until(&r, node_writable(r.n));
+	assert_int_equal(op_write(&r, &slot, r.mem, 4096, "a", &crc), 0);
+	rig_fini(&r);
+}
+
+/* What had to be dropped is counted once, and blocks are no pages. */
+static void sentence_tells_how_many_pages_were_dropped(void **state)
+{
+	struct rig r;
+
+	rig_init_memory(&r);
+	owner_open(&r, &before);
+	for (unsigned int i = 0; i < 20; i++)
+		assert_int_equal(owner_add(&r, &before, 4096, i % 2, NULL), 0);
+	assert_int_equal(owner_flush(&r), 0);
+	rig_close(&r);
+	owner_init(&after);
+	after.refuse = 1;
+	rig_make(&r);
+	node_set_owner(r.n, &after.ops);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	assert_non_null(strstr(r.n->why, "10 pages were found again, 10 had to be dropped"));
+	rig_fini(&r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -545,6 +605,8 @@ int main(void)
 		cmocka_unit_test(power_cut_makes_no_device_sick),
 		cmocka_unit_test(journal_that_is_well_hides_no_failing_reads),
 		cmocka_unit_test(records_have_a_limit),
+		cmocka_unit_test(read_only_while_starting_is_not_for_good),
+		cmocka_unit_test(sentence_tells_how_many_pages_were_dropped),
 		cmocka_unit_test(writes_pause_while_the_journal_is_behind),
 	};
 

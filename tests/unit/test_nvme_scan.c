@@ -174,6 +174,70 @@ static void blocks_in_another_order_are_not_read(void **state)
 	rig_fini(&r);
 }
 
+/* A ring long enough that damage in its middle is not near its end. */
+static void long_rig(struct rig *r)
+{
+	rig_init_memory(r);
+	r->o.bytes = 40 * MIB;
+	r->o.records = 8000;
+	r->o.probe_ns = 20 * MSEC;
+	owner_open(r, &before);
+	super = to_nvme(r->n)->open.super;
+}
+
+/*
+ * What was acknowledged after a damaged block still counts, above all that a
+ * page was removed; and what the block held is counted.
+ */
+static void damage_in_the_middle_hides_nothing_behind_it(void **state)
+{
+	struct owned *bad;
+	struct rig r;
+	uint64_t seq;
+
+	long_rig(&r);
+	add_blocks(&r, &before, 1);
+	for (int i = 0; i < 12; i++)
+		add_blocks(&r, &before, 6);
+	bad = &before.rec[3];			/* of the first block */
+	seq = bad->rec.slot.seq;
+	owner_free(&r, bad);
+	assert_int_equal(owner_flush(&r), 0);
+	assert_true(to_nvme(r.n)->journal.head > 70);
+	rig_close(&r);
+	poke_random(&r, journal_at(10) + 100, 1, 3);
+	owner_open(&r, &after);
+	assert_int_equal(after.nr_found, 72 * PER_BLOCK - 1);
+	assert_null(owner_find(&after, seq));
+	assert_known(&after, &before);
+	assert_int_equal(r.n->stats.recover_dropped, 1);
+	assert_non_null(strstr(r.n->why, "1 blocks of metadata"));
+	/* it goes on behind the end, and not at the damage */
+	add_blocks(&r, &after, 2);
+	rig_close(&r);
+	before = after;
+	owner_open(&r, &after);
+	owners_equal(&after, &before);
+	rig_fini(&r);
+}
+
+/* Only what is in a later chunk proves that a chunk was whole. */
+static void damage_at_the_end_is_the_end(void **state)
+{
+	char zero[NVME_BLOCK] = { 0 };
+	struct rig r;
+
+	long_rig(&r);
+	for (int i = 0; i < 5; i++)
+		add_blocks(&r, &before, 6);
+	rig_close(&r);
+	poke(&r, journal_at(20), zero, sizeof(zero));
+	owner_open(&r, &after);
+	assert_int_equal(after.nr_found, 19 * PER_BLOCK);
+	assert_int_equal(r.n->stats.recover_dropped, 0);
+	rig_fini(&r);
+}
+
 /* ---- forged entries -------------------------------------------------------------- */
 
 static void forge_add(struct nvme_block *b, uint64_t off, uint64_t seq,
@@ -420,6 +484,196 @@ static void checkpoint_that_the_journal_has_left_is_refused(void **state)
 	rig_fini(&r);
 }
 
+/* The ring was written over, but not where reading begins: numbers were skipped
+ * there, and the blocks of the lap before are still in their places. */
+static void journal_that_was_written_over_further_on_is_refused(void **state)
+{
+	uint64_t ring, over;
+	struct nvme_ent_end end;
+	char old[NVME_BLOCK];
+	struct rig r;
+	int area;
+
+	long_rig(&r);
+	ring = super.journal_bytes / NVME_BLOCK;
+	add_blocks(&r, &before, 4);
+	make_ckpt(&r, &before);
+	make_ckpt(&r, &before);
+	area = newest_area(&r);
+	memcpy(&end, nvme_block_next(block_get(&r, ckpt_at(!area, 0)), NULL),
+	       sizeof(end));
+	peek(&r, journal_at(end.journal_seq), old, sizeof(old));
+	fill_half(&r, &before);
+	over = to_nvme(r.n)->journal.head - end.journal_seq;
+	rig_close(&r);
+	assert_true(over >= ring + 2);
+	poke(&r, journal_at(end.journal_seq), old, sizeof(old));
+	if (over > ring + 2)
+		poke_random(&r, journal_at(end.journal_seq + 1), NVME_BLOCK, 1);
+	poke_random(&r, ckpt_at(area, 0), NVME_BLOCK, 1);
+	assert_refused(&r, "checkpoint is damaged");
+	rig_fini(&r);
+}
+
+/* A checkpoint's number is its own, whatever became of those before. */
+static void attempts_never_share_a_number(void **state)
+{
+	struct nvme_ent_end end;
+	uint64_t last = 0;
+	struct rig r;
+
+	scan_rig(&r);
+	add_blocks(&r, &before, 4);
+	for (int i = 0; i < 3; i++) {
+		make_ckpt(&r, i ? &after : &before);
+		memcpy(&end, nvme_block_next(block_get(&r,
+				ckpt_at(newest_area(&r), 0)), NULL),
+		       sizeof(end));
+		assert_true(end.number >> NVME_CKPT_SHIFT > last);
+		last = end.number >> NVME_CKPT_SHIFT;
+		assert_int_equal(last, to_nvme(r.n)->open.super.opens);
+		rig_close(&r);
+		owner_open(&r, &after);
+	}
+	rig_fini(&r);
+}
+
+/* ---- what cannot be read ----------------------------------------------------------- */
+
+static void fault_at(uint64_t off, uint64_t blocks)
+{
+	char spec[100];
+
+	snprintf(spec, sizeof(spec), "nvme:openread:eio:off=%llu:len=%llu",
+		 (unsigned long long)off,
+		 (unsigned long long)(blocks * NVME_BLOCK));
+	assert_int_equal(node_fault_set(spec, NULL, 0), 0);
+}
+
+/* With blocks that cannot be read it is not opened, and not touched, although it
+ * may be rebuilt; then it is, with all that was in it. */
+static void assert_waits(struct rig *r, uint64_t off, uint64_t blocks)
+{
+	char *was = malloc(r->o.bytes), *is = malloc(r->o.bytes);
+
+	assert_non_null(was);
+	assert_non_null(is);
+	peek(r, 0, was, r->o.bytes);
+	fault_at(off, blocks);
+	r->o.rebuild = true;
+	r->o.probe_ns = MSEC;
+	owner_init(&after);
+	rig_make(r);
+	node_set_owner(r->n, &after.ops);
+	rig_until(r, r->n->stats.open_fails >= 2);
+	assert_non_null(strstr(r->n->why, "reading what"));
+	assert_int_equal(after.recovered, 0);
+	peek(r, 0, is, r->o.bytes);
+	assert_memory_equal(is, was, r->o.bytes);
+	node_fault_set(NULL, NULL, 0);
+	rig_until(r, r->n->state == NODE_ONLINE);
+	owners_equal(&after, &before);
+	assert_int_equal(r->n->stats.recover_dropped, 0);
+	rig_close(r);
+	r->o.rebuild = false;
+	free(was);
+	free(is);
+}
+
+static void assert_does_without(struct rig *r, uint64_t off, uint64_t blocks)
+{
+	fault_at(off, blocks);
+	owner_open(r, &after);
+	assert_true(node_fault_hits() > 0);
+	owners_equal(&after, &before);
+	assert_int_equal(r->n->stats.recover_dropped, 0);
+	node_fault_set(NULL, NULL, 0);
+	rig_close(r);
+}
+
+static void journal_that_cannot_be_read_is_not_at_its_end(void **state)
+{
+	struct rig r;
+
+	scan_rig(&r);
+	add_blocks(&r, &before, 4);
+	rig_close(&r);
+	assert_waits(&r, journal_at(1), 1);
+	assert_waits(&r, journal_at(3), 1);
+	assert_waits(&r, super.journal_off, super.journal_bytes / NVME_BLOCK);
+	rig_fini(&r);
+}
+
+static void checkpoint_that_cannot_be_read_is_not_damaged(void **state)
+{
+	struct rig r;
+	int area;
+
+	scan_rig(&r);
+	add_blocks(&r, &before, 4);
+	make_ckpt(&r, &before);
+	make_ckpt(&r, &before);
+	area = newest_area(&r);
+	rig_close(&r);
+	/* the older one and the journal say all of it */
+	assert_does_without(&r, ckpt_at(area, 0), 1);
+	assert_does_without(&r, ckpt_at(area, 2), 1);
+	assert_does_without(&r, ckpt_at(!area, 0), 1);
+	assert_waits(&r, super.ckpt_off, 2 * super.ckpt_bytes / NVME_BLOCK);
+
+	/* the older one is too old */
+	owner_open(&r, &after);
+	before = after;
+	fill_half(&r, &before);
+	rig_close(&r);
+	assert_waits(&r, ckpt_at(area, 0), 1);
+	assert_waits(&r, ckpt_at(area, 2), 1);
+	assert_does_without(&r, ckpt_at(!area, 0), 1);
+	rig_fini(&r);
+}
+
+/* Whatever fails at random while it is opened: it is opened in the end, and
+ * nothing is missing. */
+static void random_faults_while_opening_lose_nothing(void **state)
+{
+	unsigned int rounds = test_long() ? 400 : 30;
+	struct rng rng;
+	struct rig r;
+	char spec[400];
+
+	print_message("# seed %llu\n", (unsigned long long)test_seed());
+	rng_seed(&rng, test_seed());
+	scan_rig(&r);
+	r.o.probe_ns = MSEC;
+	r.o.rebuild = true;
+	add_blocks(&r, &before, 4);
+	make_ckpt(&r, &before);
+	for (unsigned int i = 0; i < rounds; i++) {
+		uint64_t s = rng_next(&rng) >> 8;
+
+		if (!rng_below(&rng, 3))
+			make_ckpt(&r, &before);
+		rig_close(&r);
+		snprintf(spec, sizeof(spec),
+			 "nvme:openread:eio:p=%u:seed=%llu:n=40;nvme:openread:short:p=%u:seed=%llu:n=9;nvme:openwrite:eio:p=300:seed=%llu:n=3;nvme:openwrite:short:p=300:seed=%llu:n=2;nvme:openwrite:torn:p=200:seed=%llu:n=1",
+			 (unsigned int)rng_below(&rng, 400),
+			 (unsigned long long)s,
+			 (unsigned int)rng_below(&rng, 200),
+			 (unsigned long long)s + 1, (unsigned long long)s + 2,
+			 (unsigned long long)s + 3, (unsigned long long)s + 4);
+		assert_int_equal(node_fault_set(spec, NULL, 0), 0);
+		owner_init(&after);
+		rig_make(&r);
+		node_set_owner(r.n, &after.ops);
+		rig_until(&r, r.n->state == NODE_ONLINE);
+		assert_int_equal(node_fault_set(NULL, NULL, 0), 0);
+		owners_equal(&after, &before);
+		assert_int_equal(r.n->stats.recover_dropped, 0);
+		before = after;
+	}
+	rig_fini(&r);
+}
+
 /* ---- the superblock ------------------------------------------------------------------ */
 
 static void one_superblock_is_enough(void **state)
@@ -460,6 +714,8 @@ static void other_versions_and_sizes_are_never_misread(void **state)
 	assert_rebuilt(&r, "bytes");
 	r.o.seg_bytes = 2 * MIB;
 	assert_rebuilt(&r, "segments");
+	r.o.records -= 100;
+	assert_rebuilt(&r, "records");
 	rig_fini(&r);
 }
 
@@ -596,12 +852,19 @@ int main(void)
 		cmocka_unit_test(stale_blocks_of_a_torn_group_are_not_the_next_ones),
 		cmocka_unit_test(journal_ends_at_what_is_no_block),
 		cmocka_unit_test(blocks_in_another_order_are_not_read),
+		cmocka_unit_test(damage_in_the_middle_hides_nothing_behind_it),
+		cmocka_unit_test(damage_at_the_end_is_the_end),
 		cmocka_unit_test(records_that_cannot_be_are_dropped),
 		cmocka_unit_test(other_entries_that_cannot_be_are_ignored),
 		cmocka_unit_test(damaged_checkpoint_gives_way_to_the_one_before),
 		cmocka_unit_test(good_blocks_of_the_only_checkpoint_count),
 		cmocka_unit_test(store_without_a_checkpoint_is_damaged),
 		cmocka_unit_test(checkpoint_that_the_journal_has_left_is_refused),
+		cmocka_unit_test(journal_that_was_written_over_further_on_is_refused),
+		cmocka_unit_test(attempts_never_share_a_number),
+		cmocka_unit_test(journal_that_cannot_be_read_is_not_at_its_end),
+		cmocka_unit_test(checkpoint_that_cannot_be_read_is_not_damaged),
+		cmocka_unit_test(random_faults_while_opening_lose_nothing),
 		cmocka_unit_test(one_superblock_is_enough),
 		cmocka_unit_test(other_versions_and_sizes_are_never_misread),
 		cmocka_unit_test(superblock_that_makes_no_sense_is_refused),
