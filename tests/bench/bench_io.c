@@ -251,7 +251,7 @@ static struct block fio_block(struct io_bench *t)
 {
 	struct disk_share sh = disk_fio(&t->d, t->dir_now == NODE_WRITE ?
 					"write" : "read", t->size->bytes,
-					t->size->depth, BLOCK_NS);
+					t->size->depth, BLOCK_NS, 0);
 
 	return (struct block){ .bytes_s = sh.bytes_s, .cpu_gb = sh.cpu_gb,
 			       .depth = t->size->depth };

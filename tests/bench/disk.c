@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A slot store alone, and fio beside it; see disk.h. */
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -11,6 +12,8 @@
 #include "ipc/base/bits.h"
 #include "ipc/base/fd.h"
 #include "tests/bench/disk.h"
+
+#define SYNC_FILE_BYTES	(8u << 20)
 
 /* ---- the node ------------------------------------------------------------------- */
 
@@ -85,13 +88,13 @@ void disk_close(struct disk *d)
 
 static json_t *fio_run(struct disk *d, const char *args)
 {
-	char cmd[1024];
+	char cmd[1400];
 	json_error_t je;
 	json_t *root;
 	FILE *f;
 
 	snprintf(cmd, sizeof(cmd),
-		 "fio --name=b --filename='%s' --size=%llu --ioengine=io_uring --direct=1 --output-format=json %s 2>/dev/null",
+		 "fio --output-format=json --ioengine=io_uring --direct=1 --name=b --filename='%s' --size=%llu %s 2>/dev/null",
 		 d->fio_path, (unsigned long long)d->bytes, args);
 	f = popen(cmd, "re");
 	if (!f)
@@ -111,21 +114,36 @@ static double member(const json_t *o, const char *key)
 	return json_number_value(json_object_get(o, key));
 }
 
-struct disk_share disk_fio(struct disk *d, const char *rw, uint32_t block_bytes,
-			   uint32_t depth, uint64_t ns)
+/* A job beside, on a file of its own: blocks that are on the medium when they end. */
+static void beside(const struct disk *d, char *args, size_t len, uint64_t ns,
+		   double syncs_s)
 {
-	const json_t *job, *side;
-	struct disk_share sh;
+	size_t at = strlen(args);
+
+	snprintf(args + at, len - at,
+		 " --name=sync --filename='%s.sync' --size=%u --rw=write --bs=4k --iodepth=1 --sync=dsync --rate_iops=%.0f --time_based --runtime=%us",
+		 d->fio_path, SYNC_FILE_BYTES, fmax(round(syncs_s), 1),
+		 (unsigned int)(ns / NSEC_PER_SEC));
+}
+
+struct disk_share disk_fio(struct disk *d, const char *rw, uint32_t block_bytes,
+			   uint32_t depth, uint64_t ns, double syncs_s)
+{
+	const json_t *jobs, *job, *side;
+	struct disk_share sh = { .bytes_s = 0 };
 	uint64_t t0 = now_ns();
-	char args[300];
+	char args[800];
 	json_t *root;
 	double s;
 
 	snprintf(args, sizeof(args),
 		 "--rw=%s --bs=%u --iodepth=%u --fixedbufs=1 --registerfiles=1 --time_based --runtime=%us",
 		 rw, block_bytes, depth, (unsigned int)(ns / NSEC_PER_SEC));
+	if (syncs_s > 0)
+		beside(d, args, sizeof(args), ns, syncs_s);
 	root = fio_run(d, args);
-	job = json_array_get(json_object_get(root, "jobs"), 0);
+	jobs = json_object_get(root, "jobs");
+	job = json_array_get(jobs, 0);
 	side = json_object_get(job, strstr(rw, "read") ? "read" : "write");
 	s = member(side, "runtime") / 1000;
 	d->rest_ns = now_ns() - t0;
@@ -133,8 +151,11 @@ struct disk_share disk_fio(struct disk *d, const char *rw, uint32_t block_bytes,
 	sh.bytes_s = member(side, "bw_bytes");
 	sh.cpu_gb = (member(job, "usr_cpu") + member(job, "sys_cpu")) / 100 *
 		    s * 1e9 / member(side, "io_bytes");
+	if (syncs_s > 0)
+		sh.syncs_s = member(json_object_get(json_array_get(jobs, 1),
+						    "write"), "iops");
 	json_decref(root);
-	if (!(sh.bytes_s > 0))
+	if (!(sh.bytes_s > 0) || (syncs_s > 0 && !(sh.syncs_s > 0)))
 		bench_die(d->b, "fio moved nothing", -EIO);
 	return sh;
 }
@@ -150,6 +171,7 @@ void disk_rest(const struct disk *d)
 
 void disk_init(struct disk *d, struct bench *b, uint64_t bytes)
 {
+	char args[500];
 	int err;
 
 	memset(d, 0, sizeof(*d));
@@ -165,7 +187,10 @@ void disk_init(struct disk *d, struct bench *b, uint64_t bytes)
 		bench_die(b, "a worker", err);
 	d->epfd = epoll_create1(EPOLL_CLOEXEC);
 	watch(d, work_fd(d->pool));
-	json_decref(fio_run(d, "--rw=write --bs=1m --iodepth=16 --end_fsync=1"));
+	snprintf(args, sizeof(args),
+		 "--rw=write --bs=1m --iodepth=16 --end_fsync=1 --name=sync --filename='%s.sync' --size=%u --rw=write --bs=1m --end_fsync=1",
+		 d->fio_path, SYNC_FILE_BYTES);
+	json_decref(fio_run(d, args));
 }
 
 void disk_fini(struct disk *d)

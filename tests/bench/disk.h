@@ -36,10 +36,12 @@ struct disk {
  * struct disk_share - what a block came to
  * @bytes_s:	throughput
  * @cpu_gb:	CPU seconds a gigabyte
+ * @syncs_s:	blocks a second that were written beside
  */
 struct disk_share {
 	double		bytes_s;
 	double		cpu_gb;
+	double		syncs_s;
 };
 
 /** disk_init() - folder, workers, fio's file; exits when something fails */
@@ -61,8 +63,13 @@ void disk_turn(struct disk *d);
 /** disk_rest() - as long as fio rested: a share of a disk may be quicker then */
 void disk_rest(const struct disk *d);
 
-/** disk_fio() - fio for @ns; @rw: its word for the kind of I/O */
+/**
+ * disk_fio() - fio for @ns
+ * @rw:		its word for the kind of I/O
+ * @syncs_s:	blocks of 4 KiB a second that a second job writes with O_DSYNC to a
+ *		small file beside, one after the other; 0: none
+ */
 struct disk_share disk_fio(struct disk *d, const char *rw, uint32_t block_bytes,
-			   uint32_t depth, uint64_t ns);
+			   uint32_t depth, uint64_t ns, double syncs_s);
 
 #endif
