@@ -340,6 +340,9 @@ $(BENCHES): $(B)/bench/%: $(B)/obj/tests/bench/bench_%.o $(B)/librel.a
 	@mkdir -p $(@D)
 	$(Q)$(LINK) -o $@ $^ $(call link_hint,tests/bench/bench_$*.c) $(TEST_LIBS)
 
+# It tells its daemon to have a device stall, which only that one can.
+$(B)/bench/stall: | $(TEST_KVMMD)
+
 # Each bench prints progress to stderr and one line of JSON last on stdout.
 bench: all $(ENGINE) $(if $(BENCH),$(B)/bench/$(BENCH),$(BENCHES)) | $(DEPS)
 	$(Q)t=$$(mktemp -d "$${TMPDIR:-/var/tmp}/kvmm-bench.XXXXXX") || exit 1; \

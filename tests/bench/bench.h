@@ -123,7 +123,7 @@ void bench_daemon(struct bench *b, struct test_daemon *d,
 
 /**
  * struct bench_client - a connection with one space of one class
- * @node:	dram0
+ * @node:	dram0, or what bc_open_on() was told
  */
 struct bench_client {
 	struct bench	*b;
@@ -138,6 +138,8 @@ struct bench_client {
 /** bc_open() - connect, attach, open a window; exits when that fails */
 void bc_open(struct bench_client *c, struct bench *b, const char *socket,
 	     uint32_t page_bytes);
+void bc_open_on(struct bench_client *c, struct bench *b, const char *socket,
+		uint32_t page_bytes, const char *node);
 void bc_close(struct bench_client *c);
 
 struct kvmm_req *bc_req(struct bench_client *c, uint64_t id);
@@ -155,6 +157,17 @@ void bc_key(struct bench_client *c, uint64_t i, struct kvmm_key *key);
  */
 int bc_publish(struct bench_client *c, struct kvmm_req *rq,
 	       const struct kvmm_pub *pub, unsigned int n);
+
+#define BC_PUT_MAX	32
+
+/**
+ * bc_put() - pages [@first, @first + @n) as a chain, in a request of their own
+ * @n:		at most %BC_PUT_MAX
+ * @key:	@n keys are written to it; may be NULL
+ * Return: 0; -EIO: not all of them were new; -errno.
+ */
+int bc_put(struct bench_client *c, uint64_t first, unsigned int n,
+	   struct kvmm_key *key);
 
 /** bc_match() - kvmm_match() of one group; exits on an error; n_resident */
 unsigned int bc_match(struct bench_client *c, struct kvmm_req *rq,

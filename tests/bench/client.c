@@ -45,6 +45,12 @@ static void die(struct bench_client *c, const char *what, int err)
 void bc_open(struct bench_client *c, struct bench *b, const char *socket,
 	     uint32_t page_bytes)
 {
+	bc_open_on(c, b, socket, page_bytes, "dram0");
+}
+
+void bc_open_on(struct bench_client *c, struct bench *b, const char *socket,
+		uint32_t page_bytes, const char *node)
+{
 	struct kvmm_seg seg = {
 		.bytes = page_bytes, .align = 64, .what = KVMM_SEG_KV,
 		.shard = KVMM_MIRROR,
@@ -73,7 +79,7 @@ void bc_open(struct bench_client *c, struct bench *b, const char *socket,
 	err = kvmm_space_attach(c->k, &desc, &c->sp);
 	if (err)
 		die(c, "kvmm_space_attach", err);
-	err = kvmm_node_find(c->k, "dram0");
+	err = kvmm_node_find(c->k, node);
 	if (err < 0)
 		die(c, "kvmm_node_find", err);
 	c->node = (kvmm_node_t)err;
@@ -167,6 +173,32 @@ int bc_publish(struct bench_client *c, struct kvmm_req *rq,
 	for (i = 0; i < d.n; i++)
 		ok += !d.res[i].result;
 	return (int)ok;
+}
+
+int bc_put(struct bench_client *c, uint64_t first, unsigned int n,
+	   struct kvmm_key *key)
+{
+	struct kvmm_req *rq = bc_req(c, first);
+	struct kvmm_pub pub[BC_PUT_MAX];
+	kvmm_frame_t f[BC_PUT_MAX];
+	unsigned int i;
+	int err = bc_alloc(c, rq, n, f, PUBLISH_MS);
+
+	memset(pub, 0, n * sizeof(*pub));
+	for (i = 0; i < n && !err; i++) {
+		bc_key(c, first + i, &pub[i].key);
+		if (i)
+			pub[i].parent = pub[i - 1].key;
+		if (key)
+			key[i] = pub[i].key;
+		pub[i].frame = f[i];
+		memset(kvmm_win_ptr(c->win, 0, f[i]), (int)first,
+		       c->page_bytes);
+	}
+	if (!err)
+		err = bc_publish(c, rq, pub, n);
+	kvmm_req_end(rq, KVMM_ENDED, 0);
+	return err < 0 ? err : err == (int)n ? 0 : -EIO;
 }
 
 unsigned int bc_match(struct bench_client *c, struct kvmm_req *rq,
