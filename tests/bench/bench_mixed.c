@@ -2,12 +2,14 @@
 /*
  * mixed - what writeback and reclaim cost those who only want their pages
  *
- * One client matches prefixes that are resident and pinned, and now and then
- * publishes a page. Beside it another one fills the cache without pause: every
- * page that it seals means that one is reclaimed, and most of them are written
- * to the node below. In the control arms a process that kvmmd knows nothing of
- * streams as many bytes as were written down in the churn arm before, through
- * memory and to a file beside the store, and nothing is written back.
+ * One client matches prefixes that are in use and not pinned, so that reclaim
+ * passes by them, and now and then publishes a page; a prefix of which something
+ * is gone is put again, and counted. Beside it another client fills the cache
+ * without pause: every page that it seals means that one is reclaimed, and most
+ * of them are written to the node below. In the control arms a process that kvmmd
+ * knows nothing of streams as many bytes a second as were written down in the
+ * churn arm before, through memory and to a file beside the store. What is written
+ * down then is the measured client's own, and each arm says how much was moved.
  *
  * Arms of ARM_NS in turns, ABBA. A ratio is the median over rounds of p99 with
  * churn against p99 in control; control against control is the noise.
@@ -33,8 +35,9 @@
 #define DRAM_BYTES	(UINT64_C(256) << 20)
 #define NVME_BYTES	(UINT64_C(1) << 30)
 #define STREAM_BYTES	(UINT64_C(256) << 20)	/* then from the front again */
+#define STREAM_STEP	(1u << 20)		/* many of the churn's writes are in flight */
 #define PREFIX		16u
-#define NR_PREFIXES	32u			/* 32 MiB, pinned */
+#define NR_PREFIXES	32u			/* 32 MiB of the 256 */
 #define CHAIN		32u
 #define ROUNDS		5u
 #define ARM_NS		(2 * NSEC_PER_SEC)
@@ -42,9 +45,14 @@
 #define PUT_FROM	(UINT64_C(1) << 32)	/* numbers of pages */
 #define CHURN_FROM	(UINT64_C(1) << 40)
 
+/**
+ * struct common - what both processes share
+ * @stop:	the one beside ends
+ * @streamed:	bytes, in a control arm
+ */
 struct common {
 	_Atomic uint32_t stop;
-	_Atomic uint64_t sealed;
+	_Atomic uint64_t streamed;
 };
 
 struct mixed {
@@ -52,48 +60,28 @@ struct mixed {
 	struct test_daemon kvmmd;
 	struct bench_client c;
 	struct common	*com;
-	struct kvmm_req	*rq;
 	struct kvmm_key	key[NR_PREFIXES][PREFIX];
 	uint64_t	rand;
 	uint64_t	puts;
 	uint64_t	rate;		/* bytes a second that were written down */
+	uint64_t	matches, whole;	/* with churn */
 	bool		two;
 };
 
+/**
+ * struct arm - what one came to
+ * @match, @put: p99, ns
+ * @rate:	bytes a second that were written down, or streamed
+ */
 struct arm {
-	double		match, put;	/* p99, ns */
+	double		match, put;
+	double		rate;
 };
 
 static bool stopped(const struct mixed *m)
 {
 	/* relaxed: seen soon enough */
 	return atomic_load_explicit(&m->com->stop, memory_order_relaxed);
-}
-
-/* Pages [@first, @first + @n) as a chain; 0 or -errno. */
-static int put_chain(struct bench_client *c, uint64_t first, unsigned int n,
-		     struct kvmm_key *key)
-{
-	struct kvmm_req *rq = bc_req(c, first);
-	struct kvmm_pub pub[CHAIN];
-	kvmm_frame_t f[CHAIN];
-	unsigned int i;
-	int err = bc_alloc(c, rq, n, f, 10000);
-
-	memset(pub, 0, sizeof(pub));
-	for (i = 0; i < n && !err; i++) {
-		bc_key(c, first + i, &pub[i].key);
-		if (i)
-			pub[i].parent = pub[i - 1].key;
-		if (key)
-			key[i] = pub[i].key;
-		pub[i].frame = f[i];
-		memset(kvmm_win_ptr(c->win, 0, f[i]), (int)first, PAGE_BYTES);
-	}
-	if (!err)
-		err = bc_publish(c, rq, pub, n);
-	kvmm_req_end(rq, KVMM_ENDED, 0);
-	return err < 0 ? err : err == (int)n ? 0 : -EIO;
 }
 
 /* ---- what runs beside ------------------------------------------------------------- */
@@ -109,9 +97,7 @@ static void churn_main(struct mixed *m)
 	bc_open(&c, &m->b, m->kvmmd.socket, PAGE_BYTES);
 	while (!stopped(m)) {
 		/* an answer of -EAGAIN is the cache's, and we come again */
-		if (!put_chain(&c, n, CHAIN, NULL))
-			atomic_fetch_add_explicit(&m->com->sealed, CHAIN,
-						  memory_order_relaxed);
+		bc_put(&c, n, CHAIN, NULL);
 		n += CHAIN;
 	}
 	bc_close(&c);
@@ -130,7 +116,7 @@ static void stream_main(struct mixed *m)
 	fd = open(path, O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600);
 	from = mmap(NULL, STREAM_BYTES, PROT_READ | PROT_WRITE,
 		    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	to = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE,
+	to = mmap(NULL, STREAM_STEP, PROT_READ | PROT_WRITE,
 		  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (fd < 0 || from == MAP_FAILED || to == MAP_FAILED)
 		_exit(1);
@@ -143,79 +129,108 @@ static void stream_main(struct mixed *m)
 			nanosleep(&ts, NULL);
 			continue;
 		}
-		memset(from + at, (int)done, PAGE_BYTES);
-		memcpy(to, from + at, PAGE_BYTES);
-		if (pwrite(fd, to, PAGE_BYTES, (off_t)at) != PAGE_BYTES)
+		memset(from + at, (int)done, STREAM_STEP);
+		memcpy(to, from + at, STREAM_STEP);
+		if (pwrite(fd, to, STREAM_STEP, (off_t)at) != STREAM_STEP)
 			_exit(1);
-		done += PAGE_BYTES;
+		done += STREAM_STEP;
+		atomic_store_explicit(&m->com->streamed, done,
+				      memory_order_relaxed);
 	}
 	_exit(0);
 }
 
 /* ---- the client that is measured ---------------------------------------------------- */
 
+static void one_match(struct mixed *m, bool churn, struct hist *h)
+{
+	unsigned int p = (unsigned int)(bench_rand(&m->rand) % NR_PREFIXES);
+	struct kvmm_req *rq = bc_req(&m->c, p);
+	struct kvmm_hit hit[PREFIX];
+	uint64_t t = now_ns();
+	unsigned int n = bc_match(&m->c, rq, m->key[p], PREFIX, hit);
+
+	hist_add(h, now_ns() - t);
+	kvmm_req_end(rq, KVMM_CONTINUES, 0);
+	if (churn) {
+		m->matches++;
+		m->whole += n == PREFIX;
+	}
+	if (n < PREFIX)
+		bc_put(&m->c, (uint64_t)p * PREFIX, PREFIX, NULL);
+}
+
 static void one_put(struct mixed *m, struct hist *h)
 {
 	uint64_t t = now_ns();
-	int err = put_chain(&m->c, PUT_FROM + m->puts++, 1, NULL);
+	int err = bc_put(&m->c, PUT_FROM + m->puts++, 1, NULL);
 
 	if (err)
 		bench_die(&m->b, "a put", err);
 	hist_add(h, now_ns() - t);
 }
 
+static pid_t start_beside(struct mixed *m, bool churn)
+{
+	pid_t pid;
+
+	atomic_store_explicit(&m->com->stop, 0, memory_order_relaxed);
+	atomic_store_explicit(&m->com->streamed, 0, memory_order_relaxed);
+	pid = fork();
+	if (pid < 0)
+		bench_die(&m->b, "fork", -errno);
+	if (pid)
+		return pid;
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (m->two)
+		td_pin_cpu(0, 1);
+	if (churn)
+		churn_main(m);
+	stream_main(m);
+}
+
+static void end_beside(struct mixed *m, pid_t pid)
+{
+	int status;
+
+	atomic_store_explicit(&m->com->stop, 1, memory_order_relaxed);
+	waitpid(pid, &status, 0);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		bench_die(&m->b, "the process beside", -ECHILD);
+}
+
 static struct arm run_arm(struct mixed *m, bool churn)
 {
 	static struct hist match, put;
-	struct kvmm_hit hit[PREFIX];
-	uint64_t end, n = 0, out;
+	uint64_t begin, n = 0, out = bc_counter(&m->b, "bytes_out");
 	struct kvmm_done d;
-	int status;
+	struct arm a;
 	pid_t pid;
 
 	memset(&match, 0, sizeof(match));
 	memset(&put, 0, sizeof(put));
-	atomic_store_explicit(&m->com->stop, 0, memory_order_relaxed);
-	out = bc_counter(&m->b, "bytes_out");
-	pid = fork();
-	if (pid < 0)
-		bench_die(&m->b, "fork", -errno);
-	if (!pid) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		if (m->two)
-			td_pin_cpu(0, 1);
-		if (churn)
-			churn_main(m);
-		stream_main(m);
-	}
-	end = deadline_in(ARM_NS);
-	while (!deadline_past(end)) {
-		unsigned int p = (unsigned int)(bench_rand(&m->rand) %
-						NR_PREFIXES);
-		uint64_t t = now_ns();
-
-		if (bc_match(&m->c, m->rq, m->key[p], PREFIX, hit) != PREFIX)
-			bench_die(&m->b, "a pinned page is gone", -ENOENT);
-		hist_add(&match, now_ns() - t);
+	begin = now_ns();
+	pid = start_beside(m, churn);
+	while (now_ns() - begin < ARM_NS) {
+		one_match(m, churn, &match);
 		if (++n % PUT_EVERY)
 			continue;
 		kvmm_poll(m->c.k, &d, 1);
 		one_put(m, &put);
 	}
-	atomic_store_explicit(&m->com->stop, 1, memory_order_relaxed);
-	waitpid(pid, &status, 0);
-	if (!WIFEXITED(status) || WEXITSTATUS(status))
-		bench_die(&m->b, "the process beside", -ECHILD);
+	end_beside(m, pid);
+	out = churn ? bc_counter(&m->b, "bytes_out") - out :
+		      atomic_load_explicit(&m->com->streamed,
+					   memory_order_relaxed);
+	a.rate = (double)out * 1e9 / (double)(now_ns() - begin);
 	if (churn)
-		m->rate = (uint64_t)((double)(bc_counter(&m->b, "bytes_out") -
-					      out) * 1e9 / ARM_NS);
-	bench_say("  %s: match p99 %.2f us, put p99 %.1f us; %.0f MB/s written",
-		  churn ? "churn  " : "control",
-		  (double)hist_quantile(&match, 0.99) / 1e3,
-		  (double)hist_quantile(&put, 0.99) / 1e3,
-		  (double)m->rate / 1e6);
-	return (struct arm){ (double)hist_quantile(&match, 0.99),
-			     (double)hist_quantile(&put, 0.99) };
+		m->rate = (uint64_t)a.rate;
+	a.match = (double)hist_quantile(&match, 0.99);
+	a.put = (double)hist_quantile(&put, 0.99);
+	bench_say("  %s: match p99 %.2f us, put p99 %.1f us; %.0f MB/s %s",
+		  churn ? "churn  " : "control", a.match / 1e3, a.put / 1e3,
+		  a.rate / 1e6, churn ? "written down" : "streamed");
+	return a;
 }
 
 static double noise_of(double a, double b)
@@ -226,7 +241,7 @@ static double noise_of(double a, double b)
 static void measure(struct mixed *m)
 {
 	double match[ROUNDS], put[ROUNDS], mn[ROUNDS], pn[ROUNDS];
-	double match_us[ROUNDS], put_us[ROUNDS];
+	double match_us[ROUNDS], put_us[ROUNDS], rate[ROUNDS], stream[ROUNDS];
 	unsigned int i;
 
 	run_arm(m, true);
@@ -250,7 +265,11 @@ static void measure(struct mixed *m)
 		put_us[i] = (s1.put + s2.put) / 2e3;
 		mn[i] = noise_of(c1.match, c2.match);
 		pn[i] = noise_of(c1.put, c2.put);
+		rate[i] = (s1.rate + s2.rate) / 2e6;
+		stream[i] = (c1.rate + c2.rate) / 2e6;
 	}
+	bench_result(&m->b, "churn_mb_s", bench_median(rate, ROUNDS));
+	bench_result(&m->b, "control_mb_s", bench_median(stream, ROUNDS));
 	bench_result(&m->b, "match_p99_us", bench_median(match_us, ROUNDS));
 	bench_result(&m->b, "put_p99_us", bench_median(put_us, ROUNDS));
 	bench_result(&m->b, "match_noise", bench_median(mn, ROUNDS));
@@ -270,7 +289,6 @@ int main(void)
 	/* a disk that others use is slow, but not ill */
 	struct td_opts o = { .dram_bytes = DRAM_BYTES,
 			     .nvme_bytes = NVME_BYTES, .io_timeout = "20s" };
-	struct kvmm_hit hit[PREFIX];
 	unsigned int i;
 	int err;
 
@@ -281,22 +299,26 @@ int main(void)
 	m.com = bench_shm(&m.b, sizeof(*m.com));
 	bench_daemon(&m.b, &m.kvmmd, &o);
 	bc_open(&m.c, &m.b, m.kvmmd.socket, PAGE_BYTES);
-	m.rq = bc_req(&m.c, 2 * NR_PREFIXES);
 	for (i = 0; i < NR_PREFIXES; i++) {
-		err = put_chain(&m.c, i * PREFIX, PREFIX, m.key[i]);
+		err = bc_put(&m.c, (uint64_t)i * PREFIX, PREFIX, m.key[i]);
 		if (err)
 			bench_die(&m.b, "prefixes", err);
-		/* pinned for as long as that request is open */
-		if (bc_match(&m.c, bc_req(&m.c, NR_PREFIXES + i), m.key[i], PREFIX, hit) != PREFIX)
-			bench_die(&m.b, "a prefix is gone", -ENOENT);
 	}
 	measure(&m);
+	bench_result(&m.b, "whole_share", (double)m.whole / (double)m.matches);
 	bench_result(&m.b, "pgdemote", (double)bc_counter(&m.b, "pgdemote"));
 	bench_must(&m.b, "pages were written back", result(&m, "pgdemote"),
 		   ">=", 1000);
 	bench_must(&m.b, "match p99, churn / control",
 		   result(&m, "match_ratio"), "<=",
 		   1.5 * result(&m, "match_noise"));
+	bench_must(&m.b, "put p99, churn / control", result(&m, "put_ratio"),
+		   "<=", 1.5 * result(&m, "put_noise"));
+	bench_must(&m.b, "matches that found all",
+		   result(&m, "whole_share"), ">=", 0.99);
+	bench_must(&m.b, "bytes of control, of churn's",
+		   result(&m, "control_mb_s") / result(&m, "churn_mb_s"),
+		   ">=", 0.9);
 	bc_close(&m.c);
 	return bench_finish(&m.b);
 }
