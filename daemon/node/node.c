@@ -291,6 +291,11 @@ bool node_persistent(const struct node *n)
 	return n->ops->persistent && n->ops->persistent(n);
 }
 
+int node_store_fd(const struct node *n)
+{
+	return n->ops->store_fd ? n->ops->store_fd(n) : -ENOENT;
+}
+
 void node_record_add(struct node *n, const struct node_record *rec)
 {
 	if (n->ops->record_add)

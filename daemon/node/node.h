@@ -811,6 +811,19 @@ void node_label_del(struct node *n, uint32_t id);
 int node_record_flush(struct node *n, void (*fn)(int err, void *arg),
 		      void *arg);
 
+/**
+ * node_store_fd() - a second description of a block node's store, without the lock
+ *
+ * There is one from before the node has handed anything to its owner; the node's,
+ * open until node_destroy(). The lock of a store, flock(2), is held by the
+ * description that I/O goes through, until the last of it is over: whoever gets a
+ * lock by this one, in whatever process, knows that nothing of this node's is under
+ * way any more.
+ *
+ * Return: the descriptor, for reading only; -ENOENT: it has opened none.
+ */
+int node_store_fd(const struct node *n);
+
 /* ---- test builds ----------------------------------------------------------- */
 
 #ifdef KVMM_TEST_BUILD

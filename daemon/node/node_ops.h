@@ -60,6 +60,7 @@ struct node_ops {
 	bool		(*buf_busy)(const struct node *n, const void *addr,
 				    uint64_t len);
 
+	int		(*store_fd)(const struct node *n);
 	bool		(*persistent)(const struct node *n);
 	void		(*record_add)(struct node *n,
 				      const struct node_record *rec);

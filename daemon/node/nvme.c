@@ -331,6 +331,7 @@ static const struct node_ops nvme_node_ops = {
 	.buf_add	= nvme_buf_add,
 	.buf_del	= nvme_buf_del,
 	.buf_busy	= nvme_buf_busy,
+	.store_fd	= nvme_store_fd,
 	.persistent	= nvme_persistent,
 	.record_add	= nvme_record_add,
 	.record_del	= nvme_record_del,

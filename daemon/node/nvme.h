@@ -106,6 +106,7 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @err:	the job's result
  * @msg:	the sentence for @err
  * @fd:		the file, with the lock; -1
+ * @twin:	another description of it, without; -1
  * @direct:	O_DIRECT
  * @block:	a block device
  * @created:	the file was made here
@@ -132,6 +133,7 @@ struct nvme_open {
 	int			err;
 	struct errmsg		msg;
 	int			fd;
+	int			twin;
 	bool			direct;
 	bool			block;
 	bool			created;
@@ -358,6 +360,7 @@ void nvme_open_start(struct nvme *nv);
 void nvme_open_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_open_next(const struct nvme *nv);
 void nvme_open_fini(struct nvme *nv);
+int nvme_store_fd(const struct node *n);
 
 /* nvme_file.c; blocks: on the worker only */
 

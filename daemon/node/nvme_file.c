@@ -12,6 +12,7 @@
 #include <libgen.h>
 #include <limits.h>
 #include <linux/fs.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -254,6 +255,18 @@ static bool file_named(const struct nvme *nv)
 	       a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
+/* Its own open(2), of the very file: see node_store_fd(). */
+static int open_twin(struct nvme *nv)
+{
+	struct nvme_open *o = &nv->open;
+	char path[32];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", o->fd);
+	if (o->twin < 0)
+		o->twin = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY);
+	return o->twin < 0 ? say_errno(nv) : 0;
+}
+
 int nvme_file_lock(struct nvme *nv)
 {
 	struct nvme_open *o = &nv->open;
@@ -268,7 +281,7 @@ int nvme_file_lock(struct nvme *nv)
 				  nv->opts.path);
 	}
 	if (file_named(nv))
-		return 0;
+		return open_twin(nv);
 	o->created = false;
 	close_fd(&o->fd);
 	return errmsg_set(&o->msg, -EWOULDBLOCK, "%s was replaced meanwhile",
@@ -281,6 +294,7 @@ void nvme_file_drop(struct nvme *nv)
 
 	if (o->fd >= 0 && o->created && file_named(nv))
 		unlink(nv->opts.path);
+	close_fd(&o->twin);
 	close_fd(&o->fd);
 }
 

@@ -171,6 +171,7 @@ static void open_failed(struct nvme *nv, int err, const char *why,
 		open_refused(nv, err, why);
 		return;
 	}
+	close_fd(&o->twin);
 	close_fd(&o->fd);
 	o->retry_ns = min(o->retry_ns ? 2 * o->retry_ns : nv->opts.probe_ns,
 			  RETRY_MAX_NS);
@@ -282,7 +283,7 @@ static void watch_work_done(struct work *w)
 
 void nvme_open_start(struct nvme *nv)
 {
-	nv->open.fd = -1;
+	nv->open.fd = nv->open.twin = -1;
 	nv->open.next_ns = 0;
 	nv->open.lock_until = deadline_in(nv->opts.lock_wait_ns);
 	node_set_state(&nv->node, NODE_STARTING, "opening %s", nv->opts.path);
@@ -310,12 +311,21 @@ uint64_t nvme_open_next(const struct nvme *nv)
 	return nv->open.next_ns;
 }
 
+/* The workers that it is theirs before have done with it when nv->fd is set. */
+int nvme_store_fd(const struct node *n)
+{
+	const struct nvme *nv = to_nvme(n);
+
+	return nv->fd < 0 ? -ENOENT : nv->open.twin;
+}
+
 /* No job is running and no I/O in flight. */
 void nvme_open_fini(struct nvme *nv)
 {
 	/* The engine may keep the file a moment longer than this. */
 	if (nv->open.fd >= 0)
 		flock(nv->open.fd, LOCK_UN);
+	close_fd(&nv->open.twin);
 	close_fd(&nv->open.fd);
 	nv->fd = -1;
 	free(nv->open.written);
