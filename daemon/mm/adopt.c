@@ -249,6 +249,7 @@ int mm_adopt(struct mm *mm, unsigned int share_pct, struct mm_adopted *ad,
 	     struct errmsg *e)
 {
 	struct adoption *a = NULL;
+	unsigned int i;
 	int err;
 
 	if (!mm->keep)
@@ -261,6 +262,7 @@ int mm_adopt(struct mm *mm, unsigned int share_pct, struct mm_adopted *ad,
 		err = keep_begin(mm, e);
 		goto out;
 	}
+	keep_stores_take(mm);
 	err = adopt_begin(mm, &a);
 	if (err)
 		errmsg_set(e, err, "out of memory");
@@ -269,6 +271,10 @@ int mm_adopt(struct mm *mm, unsigned int share_pct, struct mm_adopted *ad,
 	if (a)
 		adopt_end(a);
 out:
+	/* those that had something to find say so when they have found it */
+	for (i = 0; i < mm->nr_nodes && !err; i++)
+		if (!mm->node[i].mem && !mm->node[i].recovery)
+			keep_store(&mm->node[i]);
 	*ad = mm->adopted;
 	return err;
 }

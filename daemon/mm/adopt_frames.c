@@ -11,8 +11,7 @@
  *	LOADING, good record	a page whose parent was waited for (STRAY_ORPHAN)
  *	READY, ISOLATED		of no use; not reused before its last unpin
  *	LOADING			the last daemon's I/O may still write to it: not
- *				reused before a block node has the lock that says
- *				that it is over
+ *				reused before that is over (keep_store.c)
  *	OPEN			its window's, if it ever got there; else free
  *	FREE, QUARANTINE	free: whoever wrote to the latter is dead
  *
@@ -150,18 +149,23 @@ static bool frame_page(struct mm_pool *p, uint32_t f)
 	struct page *pg;
 	struct copy *c;
 	uint64_t key[4];
+	bool made;
 
 	memcpy(key, r->key, sizeof(key));
 	pg = page_find(sp, r->group, key);
-	if (!pg) {
+	made = !pg;
+	if (made) {
 		pg = record_page(sp, r, NULL);
 		if (!pg)
 			return false;
 		pg->flags |= PAGE_ADOPT;
 	}
 	c = copy_get(pg, p->nd);
+	if (!c && made)
+		page_put(pg);
 	if (!c || c->frame)
 		return false;		/* it is in another frame already */
+	page_crc_agree(pg, r->flags & FRAME_REC_CRC, r->data_crc);
 	c->frame = f;
 	pg->strikes++;			/* frames that it has, for now */
 	p->meta[f].page = pg;
@@ -508,6 +512,6 @@ int adopt_frames(struct mm *mm, unsigned int share_pct, struct errmsg *e)
 	for_each_pool(mm, pages_leave);
 	for_each_pool(mm, free_again);
 	for_each_pool(mm, pool_publish_avail);
-	stray_settle(mm);
+	stray_begin(mm);
 	return 0;
 }

@@ -2,16 +2,23 @@
 /*
  * Frames of the last daemon's that are nobody's yet.
  *
- *	STRAY_IO	until every block node says that it is past recovery, and so
- *			has the lock that the last daemon's I/O held
- *	STRAY_ORPHAN	until then, too: its parent may be found there. Then it is a
- *			page again, or goes
+ *	STRAY_IO	until nothing of the last daemon's can land there any more:
+ *			every store that it had says so (keep_store.c)
+ *	STRAY_ORPHAN	until every block node says that it is past recovery: its
+ *			parent may be found there. Then it is a page again, or goes;
+ *			it goes, too, if that takes too long
  *	STRAY_PINNED	until its last pin is gone
  *
  * All are LOADING meanwhile: nobody can pin them any more, and what was pinned
  * before stays as it is. The record of an orphan is kept: a daemon that dies now
  * leaves to the next one what it was left.
+ *
+ * Which of two orphans is the other's parent only their records say; what numbers
+ * they have is their publisher's own business. So before one is decided, the one
+ * that it hangs on is, if that is an orphan, too; they are found by a hash that is
+ * made once. There may be a million: they are decided in slices.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -21,43 +28,74 @@
 #include "ipc/base/clock.h"
 
 #define LOOK_NS		(10 * NSEC_PER_MSEC)
+#define SLICE		2048u
+#define ORPHAN_NS	(30 * NSEC_PER_SEC)	/* they wait, at most */
 
+/**
+ * struct stray - a frame
+ * @f:		0: decided
+ * @next:	orphan: the one that hangs on it and is to be decided next, plus one
+ * @asked:	orphan: it is being decided
+ */
 struct stray {
 	struct mm_pool	*pool;
 	uint32_t	f;
-	uint32_t	pos;
-	enum stray_kind	kind;
+	uint32_t	next;
+	bool		asked;
+};
+
+struct strays {
+	struct stray	*s;
+	uint32_t	nr, cap;
+	uint32_t	at;		/* the next one to look at */
 };
 
 /**
  * struct adopt - what is left to be adopted
- * @nr_pinned:	of them
+ * @kind:	by enum stray_kind
+ * @hash:	of orphans, by key: their places plus one; @hash_size is a power of
+ *		two, 0: not made yet
+ * @until_ns:	orphans wait for nodes
  */
 struct adopt {
-	struct stray	*stray;
-	uint64_t	nr, cap;
+	struct strays	kind[NR_STRAYS];
+	uint32_t	*hash;
+	uint64_t	hash_size;
+	uint64_t	until_ns;
 	uint64_t	next_ns;
 };
 
-static bool stray_room(struct mm *mm)
-{
-	struct adopt *a = mm->adopt;
-	struct stray *more;
-	uint64_t cap;
+/* -- keeping them ------------------------------------------------------------------- */
 
-	if (!a)
-		a = mm->adopt = calloc(1, sizeof(*a));
-	if (!a)
-		return false;
-	if (a->nr < a->cap)
+static bool stray_room(struct strays *k)
+{
+	struct stray *more;
+	uint32_t cap;
+
+	if (k->nr < k->cap)
 		return true;
-	cap = a->cap ? 2 * a->cap : 1024;
-	more = realloc(a->stray, cap * sizeof(*more));
+	cap = k->cap ? 2 * k->cap : 1024;
+	more = realloc(k->s, cap * sizeof(*more));
 	if (!more)
 		return false;
-	a->stray = more;
-	a->cap = cap;
+	k->s = more;
+	k->cap = cap;
 	return true;
+}
+
+/* With no memory to remember it, it stays LOADING. */
+static void stray_note(struct mm *mm, struct mm_pool *p, uint32_t f,
+		       enum stray_kind kind)
+{
+	struct strays *k;
+
+	if (!mm->adopt)
+		mm->adopt = calloc(1, sizeof(*mm->adopt));
+	if (!mm->adopt)
+		return;
+	k = &mm->adopt->kind[kind];
+	if (stray_room(k))
+		k->s[k->nr++] = (struct stray){ .pool = p, .f = f };
 }
 
 void stray_add(struct mm_pool *p, uint32_t f, enum stray_kind kind)
@@ -71,26 +109,82 @@ void stray_add(struct mm_pool *p, uint32_t f, enum stray_kind kind)
 	p->nr_loading++;
 	if (kind == STRAY_ORPHAN)
 		mm->adopted.waiting++;
-	if (stray_room(mm))
-		mm->adopt->stray[mm->adopt->nr++] = (struct stray){
-			.pool = p, .f = f, .kind = kind,
-			.pos = p->record[f].pos,
-		};
-}
-
-static void stray_free(struct stray *s)
-{
-	frame_put(s->pool, s->f);
-	s->pool = NULL;
+	if (kind == STRAY_IO)
+		mm->adopted.held++;
+	stray_note(mm, p, f, kind);
 }
 
 /* Free, or waits for its last unpin. */
-static void stray_let_go(struct stray *s)
+static void stray_let_go(struct mm *mm, struct stray *s)
 {
 	if (frame_pins(s->pool, s->f))
-		s->kind = STRAY_PINNED;
+		stray_note(mm, s->pool, s->f, STRAY_PINNED);
 	else
-		stray_free(s);
+		frame_put(s->pool, s->f);
+	s->f = 0;
+}
+
+/* -- orphans ------------------------------------------------------------------------ */
+
+static const struct frame_record *record_of(const struct stray *s)
+{
+	return &s->pool->record[s->f];
+}
+
+static uint64_t key_hash(const struct mm_space *sp, uint16_t group,
+			 const uint8_t key[32])
+{
+	uint64_t k[4];
+
+	memcpy(k, key, sizeof(k));
+	return key_mix(k, sp->mm->seed[0], sp->mm->seed[1], group);
+}
+
+static bool orphans_hash(struct adopt *a)
+{
+	const struct strays *k = &a->kind[STRAY_ORPHAN];
+	uint64_t at;
+	uint32_t i;
+
+	if (a->hash_size)
+		return true;
+	a->hash_size = roundup_pow2(2 * (uint64_t)k->nr + 2);
+	a->hash = calloc(a->hash_size, sizeof(*a->hash));
+	if (!a->hash) {
+		a->hash_size = 0;
+		return false;
+	}
+	for (i = 0; i < k->nr; i++) {
+		const struct frame_record *r = record_of(&k->s[i]);
+
+		at = key_hash(k->s[i].pool->space, r->group, r->key);
+		while (a->hash[at & (a->hash_size - 1)])
+			at++;
+		a->hash[at & (a->hash_size - 1)] = i + 1;
+	}
+	return true;
+}
+
+/* The orphan, not yet asked, that @s hangs on; NULL: none is. */
+static struct stray *orphan_above(struct adopt *a, const struct stray *s)
+{
+	const struct frame_record *r = record_of(s), *up;
+	struct strays *k = &a->kind[STRAY_ORPHAN];
+	const struct mm_space *sp = s->pool->space;
+	struct stray *t;
+	uint64_t at;
+
+	at = key_hash(sp, r->group, r->parent);
+	for (; a->hash[at & (a->hash_size - 1)]; at++) {
+		t = &k->s[a->hash[at & (a->hash_size - 1)] - 1];
+		if (!t->f || t->asked || t->pool->space != sp)
+			continue;
+		up = record_of(t);
+		if (up->group == r->group &&
+		    !memcmp(up->key, r->parent, sizeof(up->key)))
+			return t;
+	}
+	return NULL;
 }
 
 /* A page again: made, or with one more copy. */
@@ -98,7 +192,7 @@ static bool stray_revive(struct stray *s)
 {
 	struct mm_pool *p = s->pool;
 	struct frame_meta *m = &p->meta[s->f];
-	const struct frame_record *r = &p->record[s->f];
+	const struct frame_record *r = record_of(s);
 	struct mm_space *sp = p->space;
 	struct page *pg, *parent;
 	uint64_t key[4], up[4];
@@ -124,6 +218,7 @@ static bool stray_revive(struct stray *s)
 		page_put(pg);
 		return false;
 	}
+	page_crc_agree(pg, r->flags & FRAME_REC_CRC, r->data_crc);
 	m->flags = 0;
 	m->page = pg;
 	p->nr_loading--;
@@ -131,63 +226,122 @@ static bool stray_revive(struct stray *s)
 	frame_word_set(p, s->f, frame_word(m->gen, FRAME_READY));
 	copy_set_state(pg, p->nd, COPY_READY);
 	sp->mm->adopted.frames++;
-	s->pool = NULL;
+	s->f = 0;
 	return true;
 }
 
-static void stray_decide(struct mm *mm, struct stray *s)
+static void orphan_decide(struct mm *mm, struct stray *s)
 {
-	switch (s->kind) {
-	case STRAY_IO:
-		/* or pinned and of no use, in the words of one before the last */
-		stray_let_go(s);
-		break;
-	case STRAY_ORPHAN:
-		mm->adopted.waiting--;
-		if (stray_revive(s))
-			break;
-		mm->adopted.lost++;
-		stray_let_go(s);
-		break;
-	case STRAY_PINNED:
-		stray_let_go(s);
-		break;
-	}
-}
-
-/* Parents before their children. */
-static int by_pos(const void *a, const void *b)
-{
-	const struct stray *x = a, *y = b;
-
-	return x->pos < y->pos ? -1 : x->pos > y->pos;
+	mm->adopted.waiting--;
+	if (stray_revive(s))
+		return;
+	mm->adopted.lost++;
+	stray_let_go(mm, s);
 }
 
 /*
- * A node that has failed may have failed to get the lock: what its I/O may write
- * to stays where it is.
+ * @s, and before it what it hangs on, the topmost first. Returns how many: each
+ * is asked once, so it costs as much as there are.
  */
-static void nodes_ask(const struct mm *mm, bool *starting, bool *failed)
+static uint32_t orphan_ask(struct mm *mm, struct stray *s)
 {
-	unsigned int i;
+	struct strays *k = &mm->adopt->kind[STRAY_ORPHAN];
+	struct stray *up;
+	uint32_t n = 0, next;
 
-	*starting = *failed = false;
-	for (i = 0; i < mm->nr_nodes; i++) {
-		if (mm->node[i].mem)
-			continue;
-		*starting |= mm->node[i].node->state == NODE_STARTING;
-		*failed |= mm->node[i].node->state == NODE_FAILED;
+	s->asked = true;
+	s->next = 0;
+	while ((up = orphan_above(mm->adopt, s))) {
+		up->asked = true;
+		up->next = (uint32_t)(s - k->s) + 1;
+		s = up;
+	}
+	for (;; s = &k->s[next - 1]) {
+		next = s->next;
+		orphan_decide(mm, s);
+		n++;
+		if (!next)
+			return n;
 	}
 }
 
-static void strays_pack(struct adopt *a)
+static bool nodes_start(const struct mm *mm)
 {
-	uint64_t i, n = 0;
+	unsigned int i;
 
-	for (i = 0; i < a->nr; i++)
-		if (a->stray[i].pool)
-			a->stray[n++] = a->stray[i];
-	a->nr = n;
+	for (i = 0; i < mm->nr_nodes; i++)
+		if (!mm->node[i].mem &&
+		    mm->node[i].node->state == NODE_STARTING)
+			return true;
+	return false;
+}
+
+/* -- deciding ----------------------------------------------------------------------- */
+
+static void strays_end(struct strays *k)
+{
+	free(k->s);
+	*k = (struct strays){ .s = NULL };
+}
+
+/* True: there is more to be done now. */
+static bool orphans_run(struct mm *mm, uint64_t now_ns)
+{
+	struct adopt *a = mm->adopt;
+	struct strays *k = &a->kind[STRAY_ORPHAN];
+	uint32_t left = SLICE;
+
+	if (!k->nr || (nodes_start(mm) && now_ns < a->until_ns) ||
+	    !orphans_hash(a))
+		return false;
+	for (; k->at < k->nr && left; k->at++)
+		if (k->s[k->at].f)
+			left -= min(left, orphan_ask(mm, &k->s[k->at]));
+	if (k->at < k->nr)
+		return true;
+	strays_end(k);
+	free(a->hash);
+	a->hash = NULL;
+	a->hash_size = 0;
+	return false;
+}
+
+static bool io_run(struct mm *mm)
+{
+	struct strays *k = &mm->adopt->kind[STRAY_IO];
+	uint32_t left = SLICE;
+
+	/* also with no such frame: a store that is over is not kept */
+	if (keep_stores_busy(mm))
+		return false;
+	for (; k->at < k->nr && left; k->at++, left--) {
+		mm->adopted.held--;
+		stray_let_go(mm, &k->s[k->at]);
+	}
+	if (k->at < k->nr)
+		return true;
+	strays_end(k);
+	return false;
+}
+
+/* One round over a part of those that were pinned when it was last their turn. */
+static void pinned_run(struct mm *mm)
+{
+	struct strays *k = &mm->adopt->kind[STRAY_PINNED];
+	uint32_t left = min(SLICE, k->nr);
+
+	while (left--) {
+		struct stray *s = &k->s[k->at < k->nr ? k->at : (k->at = 0)];
+
+		if (frame_pins(s->pool, s->f)) {
+			k->at++;
+			continue;
+		}
+		frame_put(s->pool, s->f);
+		*s = k->s[--k->nr];
+	}
+	if (!k->nr)
+		strays_end(k);
 }
 
 static void feed_pools(struct mm *mm)
@@ -201,50 +355,78 @@ static void feed_pools(struct mm *mm)
 				pool_feed(p);
 }
 
-void stray_settle(struct mm *mm)
+static bool strays_run(struct mm *mm, uint64_t now_ns)
 {
 	struct adopt *a = mm->adopt;
-	bool starting, failed;
-	uint64_t i;
+	bool more = io_run(mm);
 
-	if (!a)
+	more |= orphans_run(mm, now_ns);
+	pinned_run(mm);
+	if (a->kind[STRAY_IO].nr || a->kind[STRAY_ORPHAN].nr ||
+	    a->kind[STRAY_PINNED].nr || keep_stores_busy(mm))
+		return more;
+	adopt_fini(mm);
+	return false;
+}
+
+static void say_held(const struct mm *mm, const char *busy)
+{
+	char text[160];
+
+	if (!mm->ops->said)
 		return;
-	nodes_ask(mm, &starting, &failed);
-	qsort(a->stray, a->nr, sizeof(*a->stray), by_pos);
-	for (i = 0; i < a->nr; i++) {
-		struct stray *s = &a->stray[i];
+	snprintf(text, sizeof(text),
+		 "I/O of the last kvmmd is not over on store %s: %llu frames are not used until it is",
+		 busy, (unsigned long long)mm->adopted.held);
+	mm->ops->said(mm->o.ops_arg, true, text);
+}
 
-		if (s->kind != STRAY_PINNED &&
-		    (starting || (failed && s->kind == STRAY_IO)))
-			continue;
-		stray_decide(mm, s);
-	}
-	strays_pack(a);
-	if (!a->nr)
-		adopt_fini(mm);
+void stray_begin(struct mm *mm)
+{
+	const char *busy = keep_stores_busy(mm);
+	uint64_t now = now_ns();
+
+	if (!mm->adopt && busy)
+		mm->adopt = calloc(1, sizeof(*mm->adopt));
+	if (!mm->adopt)
+		return;
+	mm->adopt->until_ns = now + ORPHAN_NS;
+	if (busy && mm->adopted.held)
+		say_held(mm, busy);
+	while (mm->adopt && strays_run(mm, now))
+		;
 }
 
 uint64_t adopt_run(struct mm *mm, uint64_t now_ns)
 {
-	struct adopt *a = mm->adopt;
 	uint64_t before;
+	bool more;
 
-	if (!a || mm->stopping)
+	if (!mm->adopt || mm->stopping)
 		return UINT64_MAX;
-	if (now_ns < a->next_ns)
-		return a->next_ns;
-	a->next_ns = now_ns + LOOK_NS;
-	before = a->nr;
-	stray_settle(mm);
-	if (!mm->adopt || mm->adopt->nr != before)
+	if (now_ns < mm->adopt->next_ns)
+		return mm->adopt->next_ns;
+	before = mm->adopted.held + mm->adopted.waiting +
+		 mm->adopt->kind[STRAY_PINNED].nr;
+	more = strays_run(mm, now_ns);
+	if (!mm->adopt || before != mm->adopted.held + mm->adopted.waiting +
+				    mm->adopt->kind[STRAY_PINNED].nr)
 		feed_pools(mm);
-	return mm->adopt ? mm->adopt->next_ns : now_ns;
+	if (!mm->adopt)
+		return UINT64_MAX;
+	mm->adopt->next_ns = more ? now_ns : now_ns + LOOK_NS;
+	return mm->adopt->next_ns;
 }
 
 void adopt_fini(struct mm *mm)
 {
-	if (mm->adopt)
-		free(mm->adopt->stray);
+	unsigned int i;
+
+	if (!mm->adopt)
+		return;
+	for (i = 0; i < NR_STRAYS; i++)
+		free(mm->adopt->kind[i].s);
+	free(mm->adopt->hash);
 	free(mm->adopt);
 	mm->adopt = NULL;
 }

@@ -128,6 +128,7 @@ uint64_t keep_state_bytes(void)
 	return sizeof(struct keep_state) +
 	       KEEP_CLIENTS * 2 * sizeof(struct keep_client) +
 	       KEEP_WINS * 2 * sizeof(struct keep_win) +
+	       KEEP_STORES * 2 * sizeof(struct keep_store) +
 	       sizeof(struct keep_live);
 }
 
@@ -144,6 +145,8 @@ void keep_state_map(struct keep *k)
 	at += KEEP_CLIENTS * sizeof(k->client[0]);
 	k->win = (void *)at;
 	at += KEEP_WINS * sizeof(k->win[0]);
+	k->store = (void *)at;
+	at += KEEP_STORES * sizeof(k->store[0]);
 	k->live = (void *)at;
 }
 
@@ -173,6 +176,7 @@ void keep_end(struct mm *mm)
 {
 	if (!mm->keep)
 		return;
+	keep_stores_end(mm);
 	if (mm->keep->shm.addr)
 		drop(mm, "mm");
 	shm_fini(&mm->keep->shm);

@@ -11,6 +11,7 @@
  *	record.S.C.N		struct keep_pool, extents, owners, frame records
  *	extent.S.C.N.NO		the extent of that number
  *	win.SLOT		window ledger
+ *	block.I			a store that was open: keep_store.c
  *
  * S is the space's place in the header, C a class, N a node, SLOT a place in
  * struct keep_state. What a client is known by besides (its ledger, its pidfd)
@@ -36,7 +37,7 @@
  * holds: its place is not before the magazine's tail. One that was freed after a
  * step, and waits, says so (KEEP_FREED) and has the step in its record.
  *
- * Files: keep.c writes, adopt*.c read.
+ * Files: keep.c and keep_store.c write, adopt*.c read.
  */
 #ifndef KVMM_DAEMON_MM_KEEP_H
 #define KVMM_DAEMON_MM_KEEP_H
@@ -129,6 +130,26 @@ struct keep_win {
 };
 static_assert(sizeof(struct keep_win) == 64, "adoption ABI");
 
+#define KEEP_STORES	64u
+#define KEEP_STORE_KNOWN	1u
+#define KEEP_STORE_MORE	2u	/* there was one, and nobody knows which */
+
+/**
+ * struct keep_store - one copy of what is written down of a store
+ * @used:	KEEP_STORE_*; 0: the place is free
+ * @id, @born:	which one it is; @born is 0 where files have no time of birth
+ * @name:	its node's
+ */
+struct keep_store {
+	uint32_t	used;
+	uint32_t	spare0;
+	struct keep_id	id;
+	uint64_t	born;
+	char		name[24];
+	struct keep_tag	tag;
+};
+static_assert(sizeof(struct keep_store) == 64, "adoption ABI");
+
 /**
  * struct keep_live - words of the state that are stored whole
  * @space_ino:	inode of "space.S" for each space there is; 0: none
@@ -140,8 +161,8 @@ struct keep_live {
 /**
  * struct keep_state - head of the memfd "mm"
  * @size:	sizeof(struct keep_state), where the clients are
- * @nr_clients, @nr_wins: places, two copies each; the windows follow, and then
- *		struct keep_live
+ * @nr_clients, @nr_wins: places, two copies each; the windows follow, then
+ *		KEEP_STORES pairs of struct keep_store and struct keep_live
  * @crc:	of all before it
  */
 struct keep_state {
@@ -233,6 +254,18 @@ static inline uint64_t *keep_freed_step(struct frame_record *r)
 }
 
 /**
+ * struct keep_held - a place for a store
+ * @ks:		what is written there
+ * @old:	the last daemon had it, and may have I/O under way on it
+ * @fd:		that was kept; ours, without the lock; -1: none was
+ */
+struct keep_held {
+	struct keep_store ks;
+	bool		old;
+	int		fd;
+};
+
+/**
  * struct keep - mm's side of it
  * @ops:	NULL: nothing is kept, and nothing of this is used
  * @clients, @wins: places taken, as bitmaps
@@ -245,7 +278,9 @@ struct keep {
 	struct shm	shm;
 	struct keep_client (*client)[2];
 	struct keep_win	(*win)[2];
+	struct keep_store (*store)[2];
 	struct keep_live *live;
+	struct keep_held held[KEEP_STORES];
 	struct mm_win	**holder;
 	uint64_t	clients[KEEP_CLIENTS / 64];
 	uint64_t	wins[KEEP_WINS / 64];
@@ -310,6 +345,17 @@ void keep_client_forget(struct mm *mm, unsigned int i);
 void keep_client_partial(struct mm *mm, unsigned int i);
 void keep_win_forget(struct mm *mm, unsigned int i);
 
+/* -- keep_store.c -------------------------------------------------------------- */
+
+void keep_stores_init(struct keep *k);
+/* @nd has opened its store: before any I/O between that and frames. */
+void keep_store(struct mm_node *nd);
+/* What the last daemon had open. */
+void keep_stores_take(struct mm *mm);
+/* Which one may still have I/O under way of a daemon that is dead; NULL: none. */
+const char *keep_stores_busy(struct mm *mm);
+void keep_stores_end(struct mm *mm);
+
 /* -- adopt*.c ------------------------------------------------------------------ */
 
 /* A piece is given up, and why; counted and told. */
@@ -345,6 +391,7 @@ enum stray_kind {
 	STRAY_IO,		/* the last daemon's I/O may write to it */
 	STRAY_ORPHAN,		/* a good page whose parent is not here (yet) */
 	STRAY_PINNED,		/* of no use, and pinned */
+	NR_STRAYS
 };
 
 /*
@@ -352,8 +399,9 @@ enum stray_kind {
  * no memory to remember it, it stays so.
  */
 void stray_add(struct mm_pool *p, uint32_t f, enum stray_kind kind);
-/* A page again, if its parent is found. @pg: it exists already, or NULL. */
-void stray_settle(struct mm *mm);
+/* All were added: decide what can be decided. */
+void stray_begin(struct mm *mm);
+/* More of them, as nodes and stores say. Returns when to come again. */
 uint64_t adopt_run(struct mm *mm, uint64_t now_ns);
 void adopt_fini(struct mm *mm);
 /* What @r says, is it good for the word's generation? */

@@ -146,6 +146,7 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e)
 		}
 		mm->keep->ops = o->keep;
 		mm->keep->shm = (struct shm)SHM_INIT;
+		keep_stores_init(mm->keep);
 	}
 	err = persist_init(mm);
 	if (err) {

@@ -196,11 +196,12 @@ int mm_create(const struct mm_opts *o, struct mm **ret, struct errmsg *e);
  * @waiting:	READY, and their parents may come from a block node
  * @open:	with the engines that have them
  * @lost:	READY once, and given up
+ * @held:	frames that the last daemon's I/O may still write to
  * @gave_up:	pieces, see mm_keep_ops.gave_up
  */
 struct mm_adopted {
 	uint32_t	clients, spaces, pools, windows, extents;
-	uint64_t	frames, waiting, open, lost;
+	uint64_t	frames, waiting, open, lost, held;
 	uint32_t	gave_up;
 };
 
@@ -220,7 +221,7 @@ struct mm_adopted {
 int mm_adopt(struct mm *mm, unsigned int share_pct, struct mm_adopted *ad,
 	     struct errmsg *e);
 
-/** mm_last_adopted() - what mm_adopt() found, @waiting as it is now */
+/** mm_last_adopted() - what mm_adopt() found; @waiting, @held as they are now */
 const struct mm_adopted *mm_last_adopted(const struct mm *mm);
 
 /**

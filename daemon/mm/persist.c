@@ -37,6 +37,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "daemon/mm/keep.h"
 #include "daemon/mm/persist_format.h"
 #include "daemon/mm/tier.h"
 
@@ -452,7 +453,8 @@ static bool slot_take(struct page *pg, struct mm_node *nd,
 
 /* The record before this one was of the same page, and older. */
 static enum verdict page_renew(struct page *pg, struct mm_node *nd,
-			       const struct node_record *rec)
+			       const struct node_record *rec,
+			       const struct page_meta *m)
 {
 	struct recovery *rv = nd->recovery;
 	struct copy *c = page_copy(pg, nd);
@@ -470,6 +472,7 @@ static enum verdict page_renew(struct page *pg, struct mm_node *nd,
 	}
 	rv->stale[rv->nr_stale++] = c->slot;
 	nd->c.recover_old++;
+	page_crc_agree(pg, m->flags & META_CRC, m->data_crc);
 	slot_unlink(pg, nd);
 	slot_take(pg, nd, rec);
 	return TAKEN;
@@ -527,7 +530,7 @@ static enum verdict page_take(struct mm_node *nd, const struct node_record *rec)
 	words(m.key, key);
 	pg = page_find(sp, m.group, key);
 	if (pg && page_copy(pg, nd)->state != COPY_NONE)
-		return page_renew(pg, nd, rec);
+		return page_renew(pg, nd, rec, &m);
 	if (!pg) {
 		bool bound = sp->desc.group[m.group].rule == KVMM_FULL ||
 			     (m.flags & META_BOUND);
@@ -625,6 +628,8 @@ static void found_all(struct node *n, int err, void *arg)
 	const struct mm_counters *ct = &nd->c;
 	unsigned int i;
 
+	if (!err || err == -ENOENT)
+		keep_store(nd);
 	if (!rv)
 		return;
 	for (i = 0; i < rv->nr_stale; i++)

@@ -324,7 +324,7 @@ static json_t *adopted_json(struct server *s)
 {
 	const struct mm_adopted *a = mm_last_adopted(s->mm);
 
-	return json_pack("{s:b, s:I, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:i, s:I}",
+	return json_pack("{s:b, s:I, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:i, s:I}",
 			 "any", s->adopting,
 			 "ms", (json_int_t)(s->adopt_ns / NSEC_PER_MSEC),
 			 "clients", (int)a->clients,
@@ -335,6 +335,7 @@ static json_t *adopted_json(struct server *s)
 			 "waiting", (json_int_t)a->waiting,
 			 "open", (json_int_t)a->open,
 			 "lost", (json_int_t)a->lost,
+			 "held", (json_int_t)a->held,
 			 "gave_up", (int)a->gave_up,
 			 "resumed", (json_int_t)s->resumed);
 }

@@ -15,6 +15,7 @@
  *	none	no	yes	to be removed; then the entry goes
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -325,6 +326,14 @@ uint64_t park_run(struct park *p, uint64_t now_ns)
 	return p->behind ? p->retry_ns : DEADLINE_NONE;
 }
 
+/* The description of a store, which is none, is for reading only. */
+static bool is_memory(int fd)
+{
+	int fl = fcntl(fd, F_GETFL);
+
+	return fl >= 0 && (fl & O_ACCMODE) == O_RDWR;
+}
+
 uint64_t park_bytes(const struct park *p)
 {
 	uint64_t bytes = 0;
@@ -333,7 +342,7 @@ uint64_t park_bytes(const struct park *p)
 
 	for (i = 0; p && i < p->nr; i++)
 		if (p->entry[i]->found && !fstat(p->entry[i]->fd, &st) &&
-		    S_ISREG(st.st_mode))
+		    S_ISREG(st.st_mode) && is_memory(p->entry[i]->fd))
 			bytes += (uint64_t)st.st_blocks * 512;
 	return bytes;
 }

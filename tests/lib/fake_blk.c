@@ -247,6 +247,11 @@ unsigned int fake_disk_labels(const struct fake_disk *d)
 	return disk_count(d, FAKE_LABEL);
 }
 
+static int fake_store_fd(const struct node *n)
+{
+	return blk(n)->store_fd ? blk(n)->store_fd : -ENOENT;
+}
+
 static bool fake_persistent(const struct node *n)
 {
 	return blk(n)->disk;
@@ -708,6 +713,7 @@ static const struct node_ops fake_ops = {
 	.deadline	= fake_deadline,
 	.writable	= fake_writable,
 	.estimate_us	= fake_estimate,
+	.store_fd	= fake_store_fd,
 	.persistent	= fake_persistent,
 	.record_add	= fake_record_add,
 	.record_del	= fake_record_del,

@@ -83,6 +83,7 @@ struct fake_flush {
  * @recover_err: what recovery ends with
  * @journal_full: node_slot_alloc() says -EAGAIN
  * @label_err:	node_label_put() says this
+ * @store_fd:	what node_store_fd() says, the test's; 0: there is none
  * @nr:		I/Os that it has
  * @nr_victims:	how often it was asked for a segment to empty
  * @seen:	per direction: I/Os done, well or not
@@ -110,6 +111,7 @@ struct fake_blk {
 	bool		journal_full;
 	int		recover_err;
 	int		label_err;
+	int		store_fd;
 	bool		*recorded;	/* by slot, as seq */
 	struct fake_found *found;	/* recovery under way */
 	struct fake_flush flush[16];

@@ -791,77 +791,6 @@ static void half_is_adopted_if_that_is_asked_for(void **state)
 	assert_int_equal(fd_count(), fds_before);
 }
 
-/* -- I/O of the last one ------------------------------------------------------------ */
-
-/* A read is on its way when it dies. */
-static void live_reading(void *shm)
-{
-	struct fake_blk *b = fake_blk_create(8 << 20, 1 << 16);
-	struct ring_key key[CHURN_LEN] = { { .group = 0 } };
-	struct ring_sqe sqe = {
-		.op = RING_FETCH, .n = CHURN_LEN, .tag = 55,
-		.arg = deadline_in(NSEC_PER_SEC),
-	};
-	struct churn *s = shm;
-	struct rig_client *c;
-	uint32_t round, i;
-
-	churn_opts.lower = &b->n;
-	ar_open(&first, &churn_opts);
-	c = mr_client(&first, 0, KVMM_RW);
-	mr_attach(c, "a", PAGE);
-	mr_win(c, 0);
-	for (round = 1; round <= CHURN_ROUNDS; round++)
-		churn_round(c, s, round);
-	b->hold[NODE_READ] = true;
-	for (i = 0; i < CHURN_LEN; i++)
-		mr_key(key[i].key, 1, i);
-	mm_fetch(c->win, &sqe, key);
-	for (i = 0; i < 3; i++)
-		mr_run(&first);
-	assert_true(c->win->pool->nr_loading > 0);
-}
-
-static void frames_of_old_io_wait_for_the_lock(void **state)
-{
-	struct fake_blk *b = fake_blk_create(8 << 20, 1 << 16);
-	static struct rig r;
-	uint32_t waiting;
-
-	leave(live_reading, churn);
-	b->n.state = NODE_STARTING;
-	churn_opts.lower = &b->n;
-	ar_open(&r, &churn_opts);
-	mr_check(&r);
-	waiting = only_pool(&r)->nr_loading;
-	assert_true(waiting > 0);
-	for (unsigned int i = 0; i < 30; i++) {
-		struct timespec ts = ns_to_timespec(NSEC_PER_MSEC);
-
-		mr_run(&r);
-		nanosleep(&ts, NULL);
-	}
-	assert_int_equal(only_pool(&r)->nr_loading, waiting);
-	/* a node that cannot get it keeps them */
-	b->n.state = NODE_FAILED;
-	for (unsigned int i = 0; i < 30; i++) {
-		struct timespec ts = ns_to_timespec(NSEC_PER_MSEC);
-
-		mr_run(&r);
-		nanosleep(&ts, NULL);
-	}
-	assert_true(only_pool(&r)->nr_loading > 0);
-	b->n.state = NODE_ONLINE;
-	mr_until(&r, nobody_waits, &r);
-	assert_int_equal(only_pool(&r)->nr_loading, 0);
-	check_churned(&r, ar_client(&r, 0)->space);
-	mr_check(&r);
-	check_end(&r);
-	mr_close(&r);
-	ar_empty();
-	assert_int_equal(fd_count(), fds_before);
-}
-
 static int setup(void **state)
 {
 	story = mmap(NULL, sizeof(*story), PROT_READ | PROT_WRITE,
@@ -896,7 +825,6 @@ int main(void)
 		TEST(torn_client_costs_its_pools_and_no_other),
 		TEST(random_bytes_are_survived),
 		TEST(half_is_adopted_if_that_is_asked_for),
-		TEST(frames_of_old_io_wait_for_the_lock),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
