@@ -5,7 +5,6 @@
  * it does, no byte is wrong, requests end in time, and afterwards the node comes
  * back by itself.
  */
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,82 +13,83 @@
 #include <jansson.h>
 
 #include "ipc/base/clock.h"
+#include "tests/lib/dm.h"
 #include "tests/lib/fixture.h"
 #include "tests/lib/unit.h"
 
 #define DISK		"/dev/nvme0n1"
-#define MAPPED		"/dev/mapper/kvmm"
-#define SECTORS		(512 * MIB / 512)
+#define MAPPED		DM_PATH("kvmm")
+#define SECTORS		((unsigned long long)(512 * MIB / 512))
 #define CHAIN		8		/* pages */
 #define CHAINS		40
 #define DRAM		(8 * MIB)
 #define LONG_WAIT	90000
-
-/* dmsetup has a sentence for each call about what main() tells it of udev. */
-static int run(const char *cmd)
-{
-	char quiet[600];
-
-	snprintf(quiet, sizeof(quiet), "( %s ) 2>/dev/null", cmd);
-	return system(quiet);
-}
-
-static void sh(const char *fmt, ...)
-	__attribute__((format(printf, 1, 2)));
-
-static void sh(const char *fmt, ...)
-{
-	char cmd[512];
-	va_list ap;
-
-	va_start(ap, fmt);
-	vsnprintf(cmd, sizeof(cmd), fmt, ap);
-	va_end(ap);
-	T_CHECK(!run(cmd), "%s", cmd);
-}
-
-/* Exchange what lies below, under running I/O: @fmt gets the device's name. */
-static void table(const char *target, const char *more)
-{
-	sh("dmsetup suspend --noflush kvmm && "
-	   "echo '0 %llu %s " DISK " 0 %s' | dmsetup load kvmm && "
-	   "dmsetup resume kvmm", (unsigned long long)SECTORS, target, more);
-}
+#define GROUP_MS	500		/* a record is on the medium by then */
 
 static void healthy(void)
 {
-	table("linear", "");
+	dm_table("kvmm", "0 %llu linear " DISK " 0", SECTORS);
 }
 
 static void nothing_but_errors(void)
 {
-	sh("dmsetup suspend --noflush kvmm && "
-	   "echo '0 %llu error' | dmsetup load kvmm && dmsetup resume kvmm",
-	   (unsigned long long)SECTORS);
+	dm_table("kvmm", "0 %llu error", SECTORS);
+}
+
+/* It says yes to writes and does nothing. */
+static void drops_writes(void)
+{
+	dm_table("kvmm", "0 %llu flakey " DISK " 0 0 3600 1 drop_writes",
+		 SECTORS);
 }
 
 static int setup(void **state)
 {
-	if (run("echo '0 1048576 linear " DISK " 0' | dmsetup create kvmm"))
-		return -1;
+	dm_zero(DISK, MIB);		/* a new store */
+	dm_create("kvmm", "0 %llu linear " DISK " 0", SECTORS);
 	return fx_setup(state);
 }
 
 static int teardown(void **state)
 {
-	/* what is held up must end before anybody can */
-	int err = run("dmsetup suspend --noflush kvmm; "
-		      "echo '0 1048576 linear " DISK " 0' | "
-		      "dmsetup load kvmm; dmsetup resume kvmm");
+	int err;
 
-	err |= fx_teardown(state);
-	err |= run("dmsetup remove --retry kvmm");
-	return err ? -1 : 0;
+	healthy();		/* what is held up must end before anybody can */
+	err = fx_teardown(state);
+	dm_remove("kvmm");
+	return err;
 }
 
 static bool state_is(struct test_daemon *d, const char *state)
 {
 	return !strcmp(ta_node_state(d, "nvme0"), state);
+}
+
+static bool status_says(struct test_daemon *d, const char *key,
+			const char *what)
+{
+	json_t *r = ta_request(d, "{\"cmd\": \"status\"}");
+	char *s = json_dumps(json_object_get(r, key), JSON_ENCODE_ANY);
+	bool says = s && strstr(s, what);
+
+	free(s);
+	json_decref(r);
+	return says;
+}
+
+/* In words: what is wrong, and that it is over. */
+static void status_knows(struct test_daemon *d)
+{
+	T_CHECK(status_says(d, "sentence", "degraded"));
+	T_CHECK(status_says(d, "notes", "nvme0 is "));
+}
+
+static void status_is_content(struct test_daemon *d)
+{
+	T_WAIT(LONG_WAIT, state_is(d, "online"));
+	T_CHECK(status_says(d, "sentence", "serving"));
+	T_CHECK(!status_says(d, "notes", "nvme0 is degraded"));
+	T_CHECK(!status_says(d, "notes", "nvme0 is failed"));
 }
 
 static bool writes_rest(struct test_daemon *d)
@@ -138,6 +138,33 @@ static struct tc_got read_all(struct fx *f, unsigned int deadline_ms)
 	return sum;
 }
 
+static unsigned int had(const struct tc_got *got)
+{
+	return got->resident + got->fetched;
+}
+
+/* Pages go down and come up again, as they did before. */
+static void store_serves(struct fx *f, uint64_t first)
+{
+	struct tc_got got, sum = { 0 };
+	unsigned int i;
+
+	for (i = 0; i < CHAINS; i++) {
+		T_EQ(tc_put(&f->c[0], first + i, 0, CHAIN), CHAIN);
+		T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	}
+	for (i = 0; i < CHAINS; i++) {
+		got = tc_get(&f->c[0], first + i, CHAIN, 10000);
+		sum.resident += got.resident;
+		sum.fetched += got.fetched;
+		sum.missed += got.missed;
+	}
+	printf("# afterwards: %u resident, %u fetched, %u missed\n",
+	       sum.resident, sum.fetched, sum.missed);
+	T_CHECK(had(&sum) >= CHAINS * CHAIN * 9 / 10);
+	T_CHECK(sum.fetched >= CHAINS * CHAIN / 2);
+}
+
 static void dram_serves(struct fx *f, uint64_t chain)
 {
 	T_EQ(tc_put(&f->c[0], chain, 0, CHAIN), CHAIN);
@@ -170,10 +197,17 @@ static void a_dead_device_is_a_miss_until_it_is_back(void **state)
 	T_CHECK(got.missed > 0);
 	T_WAIT(LONG_WAIT, state_is(&f->d, "failed"));
 	T_CHECK(ta_node(&f->d, "nvme0", "read.eio") > 0);
+	status_knows(&f->d);
 	dram_serves(f, 1000);
 	healthy();
-	T_WAIT(LONG_WAIT, state_is(&f->d, "online"));
-	tc_put(&f->c[0], 2000, 0, CHAIN);
+	status_is_content(&f->d);
+	/* all but what was asked for until it was known to be dead */
+	got = read_all(f, 10000);
+	printf("# healed: %u resident, %u fetched, %u missed\n", got.resident,
+	       got.fetched, got.missed);
+	T_CHECK(had(&got) >= CHAINS * CHAIN * 3 / 4);
+	T_CHECK(got.fetched >= CHAINS * CHAIN / 2);
+	store_serves(f, 2000);
 	ta_check(&f->d);
 }
 
@@ -183,15 +217,21 @@ static void a_device_that_stalls_keeps_nobody_waiting(void **state)
 	struct tc_got got;
 
 	fill(f);
-	table("delay", "10000");
+	dm_table("kvmm", "0 %llu delay " DISK " 0 10000", SECTORS);
 	got = read_all(f, 500);
 	T_CHECK(got.missed > 0);
 	T_WAIT(LONG_WAIT, !state_is(&f->d, "online"));
+	status_knows(&f->d);
 	dram_serves(f, 1000);
 	healthy();
-	T_WAIT(LONG_WAIT, state_is(&f->d, "online"));
-	/* what was not lost to errors is still right */
-	read_all(f, 10000);
+	status_is_content(&f->d);
+	/* late is not wrong: all but what DRAM could not write down is there */
+	got = read_all(f, 10000);
+	printf("# healed: %u resident, %u fetched, %u missed\n", got.resident,
+	       got.fetched, got.missed);
+	T_CHECK(had(&got) >= CHAINS * CHAIN * 3 / 4);
+	T_CHECK(got.fetched >= CHAINS * CHAIN / 2);
+	store_serves(f, 2000);
 	ta_check(&f->d);
 }
 
@@ -202,7 +242,7 @@ static void a_device_that_drops_writes_gives_no_wrong_byte(void **state)
 	unsigned int i;
 
 	fill(f);
-	table("flakey", "0 3600 1 drop_writes");
+	drops_writes();
 	for (i = 0; i < CHAINS; i++) {
 		tc_put(&f->c[0], 500 + i, 0, CHAIN);
 		T_WAIT(LONG_WAIT, writes_rest(&f->d));
@@ -211,6 +251,75 @@ static void a_device_that_drops_writes_gives_no_wrong_byte(void **state)
 	for (i = 0; i < CHAINS; i++)
 		tc_get(&f->c[0], 500 + i, CHAIN, 5000);
 	T_CHECK(ta_counter(&f->d, "nvme0", "pgcrc_fail") > 0);
+	/* so many wrong checksums are taken for a failing device */
+	status_is_content(&f->d);
+	store_serves(f, 2000);
+	ta_check(&f->d);
+}
+
+static void start_again(struct fx *f)
+{
+	tc_close(&f->c[0]);
+	td_kill(&f->d);
+	T_OK(td_start(&f->d));
+	T_WAIT(LONG_WAIT, state_is(&f->d, "online"));
+	T_EQ(ta_counter(&f->d, "nvme0", "recover_orphan"), 0);
+	ta_check(&f->d);
+	tc_open(&f->c[0], f->d.socket, NULL);
+}
+
+/* What was written before all that; each byte is looked at. */
+static void old_pages_are_there(struct fx *f, const char *when)
+{
+	struct tc_got got = read_all(f, 10000);
+
+	printf("# %s: %u resident, %u fetched, %u missed\n", when,
+	       got.resident, got.fetched, got.missed);
+	/* but what DRAM alone had */
+	T_CHECK(had(&got) >= (CHAINS * CHAIN - DRAM / TC_PAGE_BYTES) * 9 / 10);
+}
+
+/*
+ * The journal is dropped, too, and so is each opening's mark in the superblock: a
+ * kvmmd that starts then finds the store as it was long ago, and the next one
+ * finds what that one could not change.
+ */
+static void a_start_over_dropped_writes_gives_no_wrong_byte(void **state)
+{
+	struct fx *f = *state;
+	unsigned int i;
+
+	fill(f);
+	usleep(GROUP_MS * 1000);
+	drops_writes();
+	for (i = 0; i < CHAINS / 2; i++) {
+		tc_put(&f->c[0], 500 + i, 0, CHAIN);
+		T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	}
+	start_again(f);
+	old_pages_are_there(f, "started while writes are dropped");
+	for (i = 0; i < CHAINS; i++) {
+		tc_get(&f->c[0], 500 + i, CHAIN, 5000);
+		tc_put(&f->c[0], 600 + i, 0, CHAIN);
+		T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	}
+	healthy();
+	/* from here on they arrive, behind a hole */
+	for (i = 0; i < CHAINS / 2; i++) {
+		tc_put(&f->c[0], 700 + i, 0, CHAIN);
+		T_WAIT(LONG_WAIT, writes_rest(&f->d));
+	}
+	usleep(GROUP_MS * 1000);
+	start_again(f);
+	old_pages_are_there(f, "started when they are not dropped any more");
+	for (i = 0; i < CHAINS; i++) {
+		tc_get(&f->c[0], 500 + i, CHAIN, 5000);
+		tc_get(&f->c[0], 600 + i, CHAIN, 5000);
+		tc_get(&f->c[0], 700 + i, CHAIN, 5000);
+	}
+	store_serves(f, 2000);
+	start_again(f);
+	old_pages_are_there(f, "and once more");
 	ta_check(&f->d);
 }
 
@@ -219,11 +328,13 @@ static void a_device_that_corrupts_reads_gives_no_wrong_byte(void **state)
 	struct fx *f = *state;
 
 	fill(f);
-	table("flakey", "0 3600 5 corrupt_bio_byte 32 r 1 0");
+	dm_table("kvmm", "0 %llu flakey " DISK
+		 " 0 0 3600 5 corrupt_bio_byte 32 r 1 0", SECTORS);
 	read_all(f, 2000);
 	T_CHECK(ta_counter(&f->d, "nvme0", "pgcrc_fail") > 0);
 	healthy();
-	T_WAIT(LONG_WAIT, state_is(&f->d, "online"));
+	status_is_content(&f->d);
+	store_serves(f, 2000);
 	ta_check(&f->d);
 }
 
@@ -241,12 +352,13 @@ static void it_serves_on_when_the_controller_is_pulled_out(void **state)
 	tc_open(&f->c[0], f->d.socket, NULL);
 	for (i = 0; i < CHAINS; i++)
 		tc_put(&f->c[0], 1 + i, 0, CHAIN);
-	sh("echo 1 >/sys/class/nvme/nvme1/device/remove");
+	dm_sh("echo 1 >/sys/class/nvme/nvme1/device/remove");
 	read_all(f, 2000);
 	T_WAIT(LONG_WAIT, !state_is(&f->d, "online"));
+	status_knows(&f->d);
 	dram_serves(f, 1000);
 	ta_check(&f->d);
-	sh("echo 1 >/sys/bus/pci/rescan");
+	dm_sh("echo 1 >/sys/bus/pci/rescan");
 }
 
 int main(void)
@@ -264,6 +376,9 @@ int main(void)
 			a_device_that_drops_writes_gives_no_wrong_byte,
 			setup, teardown),
 		cmocka_unit_test_setup_teardown(
+			a_start_over_dropped_writes_gives_no_wrong_byte,
+			setup, teardown),
+		cmocka_unit_test_setup_teardown(
 			a_device_that_corrupts_reads_gives_no_wrong_byte,
 			setup, teardown),
 		cmocka_unit_test_setup_teardown(
@@ -271,8 +386,8 @@ int main(void)
 			setup, teardown),
 	};
 
-	/* udev reads what it is told of, and what is slow keeps dmsetup waiting */
-	setenv("DM_DISABLE_UDEV", "1", 1);
+	dm_init();
+	setvbuf(stdout, NULL, _IOLBF, 0);
 	fx_filter();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
