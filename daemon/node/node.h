@@ -122,6 +122,8 @@ struct node_dir_stats {
  * @bad_bytes:	their bytes
  * @zeroed_bytes: bytes ready for use (zero-written, or written before)
  * @discarded_bytes: segments that the medium was told are empty
+ * @flushes:	times that the medium was told to write down what it has
+ * @flush_fails: and could not
  * @extents:	extents that exist
  * @huge_bytes:	of them, backed by hugepages
  * @probes:	probes of a degraded or failed device
@@ -152,6 +154,8 @@ struct node_stats {
 	uint64_t		bad_bytes;
 	uint64_t		zeroed_bytes;
 	uint64_t		discarded_bytes;
+	uint64_t		flushes;
+	uint64_t		flush_fails;
 	uint64_t		extents;
 	uint64_t		huge_bytes;
 	uint64_t		probes;

@@ -54,6 +54,7 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 	nvme_recover_poll(nv);
 	nvme_health_poll(nv, now);
 	nvme_discard_poll(nv, now);
+	nvme_flush_poll(nv, now);
 	nvme_journal_poll(nv, now);
 	nvme_ckpt_poll(nv, now);
 	nvme_start_queued(nv, now);
@@ -85,6 +86,7 @@ static uint64_t nvme_next_deadline(const struct node *n)
 	next = min(next, nvme_recover_next(nv));
 	next = min(next, nvme_health_next(nv));
 	next = min(next, nvme_discard_next(nv));
+	next = min(next, nvme_flush_next(nv));
 	next = min(next, min(nvme_journal_next(nv), nvme_ckpt_next(nv)));
 	if (nv->eng->busy(nv))
 		next = min(next, deadline_in(BUSY_NS));
@@ -241,14 +243,16 @@ static bool nvme_idle(const struct nvme *nv)
 {
 	return !nv->nr_started && !nv->nr_own && !nv->queued &&
 	       !nv->open.running && !nv->discard.running &&
+	       !nv->flush.running &&
 	       list_empty(&nv->ending);
 }
 
-/* Is there still a journal to be written, and time for it? */
+/* Is there still a journal to be written, or data to be flushed, and time? */
 static bool nvme_settled(const struct nvme *nv, uint64_t deadline_ns)
 {
 	return nvme_idle(nv) &&
-	       (nvme_journal_idle(nv) || deadline_past(deadline_ns));
+	       ((nvme_journal_idle(nv) && !nvme_flush_wanted(nv)) ||
+		deadline_past(deadline_ns));
 }
 
 static int nvme_drain(struct nvme *nv, uint64_t deadline_ns)

@@ -8,6 +8,7 @@
  *	nvme_io.c	an I/O's life: queues, start, checksum, deadline, end
  *	nvme_health.c	states of the device, probes, zero-writing, estimates
  *	nvme_discard.c	telling the medium what is empty
+ *	nvme_flush.c	telling it to write down what it has
  *	nvme_slots.c	which bytes are free
  *	nvme_uring.c	engine: io_uring
  *	nvme_threads.c	engine: pread and pwrite on workers
@@ -209,6 +210,27 @@ struct nvme_discard {
 };
 
 /**
+ * struct nvme_flush - data that the medium is told to write down
+ * @work:	one at a time, on nvme.aux
+ * @running:	a worker has it
+ * @err:	the job's result
+ * @ios:	writes that had ended when the last one began
+ * @next_ns:	when the next may begin
+ * @look_ns:	and when to look again, where the device did not look well
+ */
+struct nvme_flush {
+	struct work		work;
+	bool			running;
+	int			err;
+	uint64_t		ios;
+	uint64_t		next_ns;
+	uint64_t		look_ns;
+};
+
+/* How long data may be with a drive that could lose it, as far as we see to it. */
+#define NVME_FLUSH_NS		NSEC_PER_SEC
+
+/**
  * struct nvme_rate - how fast one direction is
  * @sum_bytes:	recent bytes, fading
  * @sum_ns:	the time they took, fading
@@ -302,6 +324,7 @@ struct nvme {
 	struct nvme_health	health;
 	struct nvme_zero	zero;
 	struct nvme_discard	discard;
+	struct nvme_flush	flush;
 	struct nvme_rate	rate[2];
 	struct nvme_journal	journal;
 	struct nvme_labels	labels;
@@ -418,6 +441,11 @@ void nvme_discard_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_discard_next(const struct nvme *nv);
 /* What status says about it; "" where there is nothing to say. */
 const char *nvme_discard_note(const struct nvme *nv);
+
+/* nvme_flush.c */
+void nvme_flush_poll(struct nvme *nv, uint64_t now);
+uint64_t nvme_flush_next(const struct nvme *nv);
+bool nvme_flush_wanted(const struct nvme *nv);
 
 /* nvme_health.c */
 void nvme_miss(struct nvme *nv, const char *what, uint64_t now);

@@ -63,6 +63,7 @@ static const struct field node_fields[] = {
 	NODE_FIELD(crc_bad), NODE_FIELD(fixed_ios), NODE_FIELD(fixed_bytes),
 	NODE_FIELD(plain_bytes), NODE_FIELD(bad_slots), NODE_FIELD(bad_bytes),
 	NODE_FIELD(zeroed_bytes), NODE_FIELD(discarded_bytes),
+	NODE_FIELD(flushes), NODE_FIELD(flush_fails),
 	NODE_FIELD(extents), NODE_FIELD(huge_bytes),
 	NODE_FIELD(probes),
 	NODE_FIELD(journal_bytes), NODE_FIELD(journal_groups),

@@ -126,15 +126,6 @@ void dm_mark(const char *name, const char *fmt, ...)
 	close_fd(&fd);
 }
 
-void dm_flush(const char *path)
-{
-	int fd = open(path, O_RDWR | O_CLOEXEC);
-
-	T_CHECK(fd >= 0, "%s", path);
-	T_EQ(fsync(fd), 0);
-	close_fd(&fd);
-}
-
 void dm_zero(const char *path, uint64_t bytes)
 {
 	uint64_t range[2] = { 0, bytes };

@@ -39,9 +39,6 @@ void dm_remove(const char *name);
 void dm_mark(const char *name, const char *fmt, ...)
 	__attribute__((format(printf, 2, 3)));
 
-/** dm_flush() - what was written to the device at @path reaches the medium */
-void dm_flush(const char *path);
-
 /** dm_zero() - the first @bytes of a device are zero */
 void dm_zero(const char *path, uint64_t bytes);
 
