@@ -237,7 +237,7 @@ static void at_marks(struct fx *f)
 
 static void between(struct fx *f)
 {
-	unsigned int n, nr = test_long() ? 150 : 18;
+	unsigned int n, nr = test_long() ? 150 : 12;
 	struct rng rng;
 
 	rng_seed(&rng, test_seed());
