@@ -7,7 +7,7 @@
  * Then the keeper ends, too, with that status and with everything that it
  * keeps. After anything else the daemon is started again: at once after 100 ms,
  * then with growing pauses up to 5 s, which begin anew once it has run for a
- * while. A daemon that never served is not started again: who starts it by hand
+ * while. One that hangs is ended (keeper_watch.c). A daemon that never served is not started again: who starts it by hand
  * wants to see why it does not work.
  */
 #include <errno.h>
@@ -126,6 +126,7 @@ static int keeper_open(struct keeper *k)
 	int err;
 
 	store_adopt(k);
+	watch_open(k);
 	up_open(k);
 	outlive(k);
 	err = signals_open(k);
@@ -198,7 +199,7 @@ static bool keeper_round(struct keeper *k, int *rc)
 		{ .fd = k->sock, .events = POLLIN },
 		{ .fd = k->sigfd, .events = POLLIN },
 	};
-	uint64_t due = k->child ? k->stop ? k->kill_ns : DEADLINE_NONE
+	uint64_t due = k->child ? k->stop ? k->kill_ns : k->watch_ns
 				: k->start_ns;
 	int status;
 
@@ -222,6 +223,8 @@ static bool keeper_round(struct keeper *k, int *rc)
 		kill(k->child, SIGKILL);
 		k->kill_ns = deadline_in(KILL_NS);
 	}
+	if (!k->stop)
+		watch_run(k);
 	if (!k->child && deadline_past(k->start_ns)) {
 		int err = child_start(k);
 

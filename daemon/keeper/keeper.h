@@ -51,6 +51,10 @@ struct kept {
  * @backoff_ns:	how long the next pause is
  * @ready:	the child has served
  * @ever:	some child has
+ * @watchdog_ns: how often it must say that it lives, once it has served
+ * @watch_ns:	it is taken for hung then
+ * @hung:	it was, and was told to end
+ * @watched:	our own manager wants to hear that often
  * @restarts:	starts after the first
  * @refused:	descriptors for which there was no room, or no name
  * @strangers:	messages of others than the child
@@ -70,6 +74,8 @@ struct keeper {
 	int		stop;
 	uint64_t	kill_ns, start_ns, started_ns, backoff_ns;
 	bool		ready, ever;
+	uint64_t	watchdog_ns, watch_ns;
+	bool		hung, watched;
 	unsigned int	restarts;
 	uint64_t	refused, strangers;
 	char		oom_adj[16];
@@ -84,6 +90,19 @@ struct keeper {
  * Return: the exit status for the process, as the child's last one.
  */
 int keeper_run(struct keeper *k, char *const *argv);
+
+/* -- keeper_watch.c ------------------------------------------------------------ */
+
+/** watch_open() - how long to wait, as our own manager waits for us */
+void watch_open(struct keeper *k);
+/** watch_begin() - a child was started */
+void watch_begin(struct keeper *k);
+/** watch_heard() - a line that the child said of itself */
+void watch_heard(struct keeper *k, const char *line);
+/** watch_run() - end a child that hangs */
+void watch_run(struct keeper *k);
+/** up_send() - say something to our own manager, if it listens now */
+void up_send(const struct keeper *k, const char *text, size_t len);
 
 /* -- keeper_store.c ------------------------------------------------------------ */
 

@@ -79,9 +79,10 @@ static void child_exec(struct keeper *k, pid_t keeper)
 	snprintf(text, sizeof(text), "%u", KEEPER_MAX);
 	setenv("FDSTORE", text, 1);
 	setenv("NOTIFY_SOCKET", k->addr, 1);
+	snprintf(text, sizeof(text), "%" PRIu64, k->watchdog_ns / NSEC_PER_USEC);
+	setenv("WATCHDOG_USEC", text, 1);
 	snprintf(text, sizeof(text), "%d", getpid());
-	if (getenv("WATCHDOG_USEC"))
-		setenv("WATCHDOG_PID", text, 1);
+	setenv("WATCHDOG_PID", text, 1);
 	if (k->nr) {
 		setenv("LISTEN_PID", text, 1);
 		snprintf(text, sizeof(text), "%u", k->nr);
@@ -115,6 +116,7 @@ int child_start(struct keeper *k)
 	k->ready = false;
 	k->start_ns = 0;
 	k->started_ns = now_ns();
+	watch_begin(k);
 	return 0;
 }
 
@@ -141,5 +143,7 @@ bool child_reap(struct keeper *k, int *status)
 	if (WIFSIGNALED(*status) && WTERMSIG(*status) == SIGKILL &&
 	    oom_kills() > k->oom)
 		strcpy(k->ended, "oom-kill");
+	if (k->hung)
+		strcpy(k->ended, "watchdog");
 	return true;
 }

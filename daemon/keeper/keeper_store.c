@@ -124,8 +124,8 @@ static void note_line(struct keeper *k, struct note *n, const char *line)
 			strcpy(n->name, line + 7);
 		else
 			n->bad = true;
-	} else if (!strcmp(line, "READY=1")) {
-		k->ready = k->ever = true;
+	} else {
+		watch_heard(k, line);
 	}
 	for (i = 0; i < ARRAY_SIZE(passed_on); i++) {
 		if (strncmp(line, passed_on[i], strlen(passed_on[i])) ||
@@ -178,9 +178,7 @@ static void note_do(struct keeper *k, struct note *n, char *text)
 		k->refused += n->nr_fds;
 	for (i = 0; n->store && !n->bad && i < n->nr_fds; i++)
 		keep(k, take_fd(&n->fd[i]), n->name, false);
-	/* nobody waits for our manager: what it does not take now is lost */
-	if (n->up_len && k->up >= 0)
-		send(k->up, n->up, n->up_len, MSG_DONTWAIT | MSG_NOSIGNAL);
+	up_send(k, n->up, n->up_len);
 }
 
 static bool note_recv(struct keeper *k)

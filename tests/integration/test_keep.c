@@ -223,6 +223,26 @@ static void orderly_stop_ends_the_keeper_and_is_not_counted(void **state)
 	T_EQ(keeper_wait(), 0);
 }
 
+/* In its tracks: it feeds no watchdog, and hears no signal but one. */
+static void hung_kvmmd_is_started_again(void **state)
+{
+	static const char *const env[] = { "WATCHDOG_USEC=3000000", NULL };
+	pid_t pid;
+
+	keeper_start(env);
+	pid = (pid_t)status_int(NULL, "pid");
+	usleep(2000 * 1000);
+	T_EQ(status_int(NULL, "pid"), pid);	/* it is fed */
+	T_OK(kill(pid, SIGSTOP));
+	T_WAIT(WAIT_MS, kill(pid, 0) < 0 && errno == ESRCH);
+	wait_other(pid);
+	T_EQ(status_int("start", "unclean"), 1);
+	T_CHECK(noted("without order (watchdog)"));
+	T_CHECK(status_int("park", "inherited") >= 1);
+	kill(k.keeper, SIGTERM);
+	T_EQ(keeper_wait(), 0);
+}
+
 static void kvmmd_outlives_its_keeper_and_says_so(void **state)
 {
 	pid_t pid;
@@ -497,6 +517,7 @@ int main(void)
 		T(killed_kvmmd_is_started_again),
 		T(clients_wait_while_nobody_serves),
 		T(orderly_stop_ends_the_keeper_and_is_not_counted),
+		T(hung_kvmmd_is_started_again),
 		T(kvmmd_outlives_its_keeper_and_says_so),
 		T(crashes_climb_the_ladder),
 		T(confirmed_configuration_is_used_after_two_crashes),

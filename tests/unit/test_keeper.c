@@ -235,6 +235,51 @@ static int toy_many(unsigned int life)
 	return 0;
 }
 
+/* Feeds its watchdog for longer than that waits, and no more. */
+static void feed(void)
+{
+	unsigned int i;
+
+	CHECK(atoi(getenv("WATCHDOG_USEC")) == 500000);
+	CHECK(atoi(getenv("WATCHDOG_PID")) == getpid());
+	sd_notify(0, "READY=1");
+	for (i = 0; i < 15; i++) {
+		usleep(100000);
+		sd_notify(0, "WATCHDOG=1");
+	}
+}
+
+static int toy_hang(unsigned int life)
+{
+	if (life) {
+		CHECK(!strcmp(getenv("KVMM_ENDED"), "watchdog"));
+		return 0;
+	}
+	feed();
+	raise(SIGSTOP);
+	return 9;
+}
+
+/* Nor does it hear the signal. */
+static int toy_deaf(unsigned int life)
+{
+	signal(SIGABRT, SIG_IGN);
+	if (!life)
+		feed();
+	else
+		sd_notify(0, "READY=1");
+	if (life)
+		return strcmp(getenv("KVMM_ENDED"), "watchdog") ? 9 : 0;
+	for (;;)
+		pause();
+}
+
+static int toy_feed(unsigned int life)
+{
+	feed();
+	return 0;
+}
+
 static const struct {
 	const char	*name;
 	int		(*fn)(unsigned int life);
@@ -243,6 +288,7 @@ static const struct {
 	{ "refuse", toy_refuse }, { "config", toy_config },
 	{ "signals", toy_signals }, { "stranger", toy_stranger },
 	{ "socket", toy_socket }, { "many", toy_many },
+	{ "hang", toy_hang }, { "deaf", toy_deaf }, { "feed", toy_feed },
 };
 
 static int toy_run(const char *name)
@@ -360,6 +406,37 @@ static void refused_configuration_is_not_tried_again(void **state)
 	assert_int_equal(lives(t, 8), 1);
 }
 
+static void watched(void)
+{
+	/* ours; its child is to be found out in half of that */
+	setenv("WATCHDOG_USEC", "1000000", 1);
+}
+
+static void hung_daemon_is_started_again(void **state)
+{
+	uint64_t t[8];
+
+	assert_int_equal(keeper_wait(keeper_start("hang", watched), 10000), 0);
+	assert_int_equal(lives(t, 8), 2);
+	assert_true(t[1] - t[0] >= 1900 * NSEC_PER_MSEC);
+}
+
+static void so_is_one_that_hears_no_signal(void **state)
+{
+	uint64_t t[8];
+
+	assert_int_equal(keeper_wait(keeper_start("deaf", watched), 15000), 0);
+	assert_int_equal(lives(t, 8), 2);
+}
+
+static void daemon_that_says_that_it_lives_is_left_alone(void **state)
+{
+	uint64_t t[8];
+
+	assert_int_equal(keeper_wait(keeper_start("feed", watched), 10000), 0);
+	assert_int_equal(lives(t, 8), 1);
+}
+
 static void strangers_are_not_heard(void **state)
 {
 	assert_int_equal(keeper_wait(keeper_start("stranger", NULL), 5000), 0);
@@ -457,6 +534,9 @@ int main(void)
 		T(pauses_grow_between_crashes),
 		T(daemon_that_never_served_is_not_started_again),
 		T(refused_configuration_is_not_tried_again),
+		T(hung_daemon_is_started_again),
+		T(so_is_one_that_hears_no_signal),
+		T(daemon_that_says_that_it_lives_is_left_alone),
 		T(strangers_are_not_heard),
 		T(too_many_names_do_not_stop_the_next_start),
 		T(sockets_of_the_start_are_handed_on),
