@@ -195,8 +195,11 @@ static int inherit(struct park *p, const char *name, int fd, bool stored)
 			 name, e ? "another one has this name" : "not a name");
 		close(fd);
 		/* the store has two; both go, and the first comes again */
-		if (e && ours)
+		if (e && ours) {
 			e->stale = true;
+			store_is(p, e, false);
+			p->behind = true;
+		}
 		return 0;
 	}
 	e = park_insert(p, name);

@@ -429,6 +429,39 @@ static void second_of_a_name_is_closed(void **state)
 	close(fd[1]);
 }
 
+/* To the store they are one name: it can only forget both. */
+static void child_again(void)
+{
+	struct park_stat s;
+	struct park *p;
+	int fd;
+
+	st.sock = -1;
+	store_listen("16");
+	CHECK(!park_create(&p));
+	fd = park_take(p, "a");
+	CHECK(holds(fd, "x"));
+	park_stat(p, &s);
+	CHECK(s.parked == 0 && s.waiting == 1);
+	CHECK(park_run(p, now_ns()) == DEADLINE_NONE);
+	CHECK(store_recv());
+	CHECK(!strcmp(st.text, "FDSTOREREMOVE=1\nFDNAME=@a"));
+	CHECK(store_recv());
+	CHECK(!strcmp(st.text, "FDSTORE=1\nFDPOLL=0\nFDNAME=@a"));
+	CHECK(same_file(st.fd, fd));
+	park_stat(p, &s);
+	CHECK(s.parked == 1 && s.waiting == 0);
+}
+
+static void first_of_a_name_is_parked_again(void **state)
+{
+	const int fd[] = { memfd("x"), memfd("y") };
+
+	in_child(child_again, fd, 2, "@a:@a");
+	close(fd[0]);
+	close(fd[1]);
+}
+
 /* -- over a re-exec ---------------------------------------------------------------- */
 
 static void child_reexec(void)
@@ -506,6 +539,7 @@ int main(void)
 		T(without_a_store_nothing_is_sent),
 		T(inherited_descriptors_are_found_by_name),
 		T(second_of_a_name_is_closed),
+		T(first_of_a_name_is_parked_again),
 		T(reexec_brings_what_was_held),
 		T(unsave_takes_it_back),
 		T(planted_table_is_not_believed),
