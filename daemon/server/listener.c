@@ -15,6 +15,9 @@
 #define PAUSE_NS	(100 * NSEC_PER_MSEC)
 #define ACCEPTS		16	/* connections a socket and round */
 
+static_assert(CONFIG_NAME + sizeof("sock/") - 1 <= PARK_NAME,
+	      "a socket's name is parked as it is");
+
 static void listener_pause(struct listener *l, int err)
 {
 	struct server *s = l->server;
@@ -82,7 +85,7 @@ static int parked_socket(struct server *s, const struct config_socket *cfg)
 	struct stat st;
 	int fd;
 
-	snprintf(name, sizeof(name), "sock/%.50s", cfg->name);
+	snprintf(name, sizeof(name), "sock/%s", cfg->name);
 	fd = park_take(s->park, name);
 	if (fd < 0)
 		return -1;
@@ -110,7 +113,7 @@ static int own_socket(struct server *s, const struct config_socket *cfg,
 				  fd == -EADDRINUSE
 				  ? "somebody else serves there"
 				  : strerror(-fd));
-	park_put(s->park, fd, "sock/%.50s", cfg->name);
+	park_put(s->park, fd, "sock/%s", cfg->name);
 	return fd;
 }
 
@@ -119,7 +122,7 @@ static void listener_close(struct server *s, const struct config_socket *cfg,
 {
 	if (!inherited) {
 		unlink(cfg->path);
-		park_drop(s->park, "sock/%.50s", cfg->name);
+		park_drop(s->park, "sock/%s", cfg->name);
 	}
 	close(fd);
 }

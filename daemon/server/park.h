@@ -38,7 +38,7 @@
 #include "ipc/base/bits.h"
 #include "ipc/base/err.h"
 
-#define PARK_NAME	64		/* bytes of a name, NUL included */
+#define PARK_NAME	70		/* bytes of a name, NUL included */
 #define PARK_MAX	8192		/* descriptors; kvmmd.service says the same */
 #define PARK_NAME_BYTES	(120u << 10)	/* of all names, separators included */
 

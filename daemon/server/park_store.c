@@ -250,13 +250,15 @@ static int inherit_tombstone(struct park *p, const char *name)
 	return 0;
 }
 
+static_assert(PARK_NAME == 70, "what sscanf() reads");
+
 /* One line of the table: "NUMBER STORED STALE NAME". */
 static int inherit_line(struct park *p, const char *line)
 {
 	char name[PARK_NAME + 1];
 	int fd, stored, stale, err = 0;
 
-	if (sscanf(line, "%d %d %d %64s", &fd, &stored, &stale, name) != 4 ||
+	if (sscanf(line, "%d %d %d %70s", &fd, &stored, &stale, name) != 4 ||
 	    (fd >= 0 && (fd <= STDERR_FILENO || set_cloexec(fd)))) {
 		log_warn("re-exec: \"%.80s\" names no descriptor", line);
 		return 0;

@@ -208,6 +208,36 @@ static void clients_wait_while_nobody_serves(void **state)
 	close(fd);
 }
 
+/* Names may be long, and differ in the end alone. */
+static void each_socket_is_found_again(void **state)
+{
+	static char name[2][64], path[2][TD_MAX_PATH * 2];
+	struct td_opts o = k.td.opts;
+	unsigned int i;
+	pid_t pid;
+	int fd[2];
+
+	td_fini(&k.td);
+	for (i = 0; i < 2; i++) {
+		snprintf(name[i], sizeof(name[i]), "%052u%u.sock", 0, i);
+		o.socket[i].name = name[i];
+	}
+	T_OK(td_init(&k.td, &o));
+	keeper_start(NULL);
+	pid = (pid_t)status_int(NULL, "pid");
+	kill(pid, SIGKILL);
+	T_WAIT(WAIT_MS, kill(pid, 0) < 0);
+	for (i = 0; i < 2; i++) {
+		snprintf(path[i], sizeof(path[i]), "%s/%s", k.td.dir, name[i]);
+		fd[i] = connect_to(path[i]);
+		T_OK(fd[i]);
+	}
+	wait_other(pid);
+	T_WAIT(WAIT_MS, status_int("clients", "greeting") == 2);
+	close(fd[0]);
+	close(fd[1]);
+}
+
 static void orderly_stop_ends_the_keeper_and_is_not_counted(void **state)
 {
 	pid_t pid;
@@ -516,6 +546,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		T(killed_kvmmd_is_started_again),
 		T(clients_wait_while_nobody_serves),
+		T(each_socket_is_found_again),
 		T(orderly_stop_ends_the_keeper_and_is_not_counted),
 		T(hung_kvmmd_is_started_again),
 		T(kvmmd_outlives_its_keeper_and_says_so),
