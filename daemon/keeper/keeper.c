@@ -32,6 +32,7 @@
 #define BACKOFF_MAX_NS	(5 * NSEC_PER_SEC)
 #define STEADY_NS	(30 * NSEC_PER_SEC)	/* a run after which it begins anew */
 #define KILL_NS		(15 * NSEC_PER_SEC)	/* to end in order */
+#define OWN_FDS		((rlim_t)64)	/* of the keeper's, and to move others with */
 
 /* Statuses of kvmmd after which it would only end again. */
 #define EXIT_USAGE	2
@@ -115,9 +116,13 @@ static void outlive(struct keeper *k)
 			log_debug("keeper: oom_score_adj: %s", strerror(errno));
 		close(fd);
 	}
+	k->max = KEEPER_MAX;
 	if (!getrlimit(RLIMIT_NOFILE, &rl)) {
 		rl.rlim_cur = rl.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &rl);
+		k->max = (unsigned int)min(rl.rlim_max - min(rl.rlim_max,
+							     OWN_FDS),
+					   (rlim_t)KEEPER_MAX);
 	}
 }
 
@@ -125,10 +130,10 @@ static int keeper_open(struct keeper *k)
 {
 	int err;
 
+	outlive(k);
 	store_adopt(k);
 	watch_open(k);
 	up_open(k);
-	outlive(k);
 	err = signals_open(k);
 	return err ? err : socket_open(k);
 }

@@ -43,6 +43,7 @@ struct kept {
  * @up:		our own manager's, -1: none
  * @sigfd:	SIGCHLD, SIGTERM, SIGINT, SIGHUP
  * @sig_old:	mask that the child gets back
+ * @max:	descriptors that we may have, but for a few of our own
  * @nr, @name_bytes: what is kept, in the order in which it came
  * @stop:	signal that asked for the end; 0
  * @kill_ns:	a child that was asked to end is killed then
@@ -69,7 +70,7 @@ struct keeper {
 	char		addr[sizeof(struct sockaddr_un)];
 	unsigned char	sig_old[128];
 	struct kept	kept[KEEPER_MAX];
-	unsigned int	nr;
+	unsigned int	nr, max;
 	size_t		name_bytes;
 	int		stop;
 	uint64_t	kill_ns, start_ns, started_ns, backoff_ns;

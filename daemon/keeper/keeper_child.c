@@ -76,7 +76,7 @@ static void child_exec(struct keeper *k, pid_t keeper)
 
 	snprintf(text, sizeof(text), "%d", keeper);
 	setenv("KVMM_KEEPER", text, 1);
-	snprintf(text, sizeof(text), "%u", KEEPER_MAX);
+	snprintf(text, sizeof(text), "%u", k->max);
 	setenv("FDSTORE", text, 1);
 	setenv("NOTIFY_SOCKET", k->addr, 1);
 	snprintf(text, sizeof(text), "%" PRIu64, k->watchdog_ns / NSEC_PER_USEC);

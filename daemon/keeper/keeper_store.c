@@ -33,7 +33,7 @@ static void keep(struct keeper *k, int fd, const char *name, bool socket)
 	size_t bytes = strlen(name) + 1;
 	struct kept *e;
 
-	if (k->nr == KEEPER_MAX || k->name_bytes + bytes > KEEPER_NAME_BYTES) {
+	if (k->nr >= k->max || k->name_bytes + bytes > KEEPER_NAME_BYTES) {
 		if (!k->refused++)
 			log_warn("keeper: no room for \"%s\" and what follows",
 				 name);
@@ -161,6 +161,8 @@ static bool note_control(struct keeper *k, struct note *n, struct msghdr *mh)
 		k->strangers++;
 		return false;
 	}
+	if (mh->msg_flags & MSG_CTRUNC && !k->refused++)
+		log_warn("keeper: out of descriptors with %u kept", k->nr);
 	return !(mh->msg_flags & (MSG_TRUNC | MSG_CTRUNC));
 }
 
@@ -223,29 +225,59 @@ void store_read(struct keeper *k)
 
 static char names[sizeof("LISTEN_FDNAMES=") + KEEPER_NAME_BYTES];
 
+/* By number: which of them has it. */
+static int16_t holder[FIRST_FD + KEEPER_MAX];
+static_assert(KEEPER_MAX <= INT16_MAX, "an index fits");
+
+static void holder_set(int fd, int i)
+{
+	if (fd < (int)ARRAY_SIZE(holder))
+		holder[fd] = (int16_t)i;
+}
+
+/*
+ * One of them to its place; what is there goes elsewhere first. So it takes one
+ * descriptor more, however many there are.
+ */
+static int place(struct keeper *k, unsigned int i)
+{
+	int to = FIRST_FD + (int)i, from = k->kept[i].fd, away;
+
+	if (from == to)
+		return fcntl(to, F_SETFD, 0) < 0 ? -errno : 0;
+	if (holder[to] >= 0) {
+		away = fcntl(to, F_DUPFD_CLOEXEC, FIRST_FD);
+		if (away < 0)
+			return -errno;
+		k->kept[holder[to]].fd = away;
+		holder_set(away, holder[to]);
+	}
+	if (dup2(from, to) < 0)
+		return -errno;
+	close(from);
+	holder_set(from, -1);
+	holder_set(to, (int)i);
+	k->kept[i].fd = to;
+	return 0;
+}
+
 /* Runs after fork(): system calls and memory that is there. */
 int store_hand(struct keeper *k)
 {
-	int top = FIRST_FD + (int)k->nr;
 	char *to = stpcpy(names, "LISTEN_FDNAMES=");
 	unsigned int i;
+	int err = 0;
 
-	/* above all places first, so that none is overwritten before it moves */
-	for (i = 0; i < k->nr; i++) {
-		struct kept *e = &k->kept[i];
-
-		if (e->fd >= top)
-			continue;
-		e->fd = fcntl(e->fd, F_DUPFD_CLOEXEC, top);
-		if (e->fd < 0)
-			return -errno;
-	}
-	for (i = 0; i < k->nr; i++) {
-		if (dup2(k->kept[i].fd, FIRST_FD + (int)i) < 0)
-			return -errno;
+	memset(holder, -1, sizeof(holder));
+	for (i = 0; i < k->nr; i++)
+		holder_set(k->kept[i].fd, (int)i);
+	for (i = 0; i < k->nr && !err; i++) {
+		err = place(k, i);
 		if (i)
 			*to++ = ':';
 		to = stpcpy(to, k->kept[i].name);
 	}
+	if (err)
+		return err;
 	return k->nr && putenv(names) ? -errno : 0;
 }

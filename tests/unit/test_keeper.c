@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -108,7 +109,8 @@ static int toy_store(unsigned int life)
 
 	if (!life) {
 		CHECK(n == 0 && !getenv("KVMM_ENDED"));
-		CHECK(atoi(getenv("FDSTORE")) == KEEPER_MAX);
+		CHECK(atoi(getenv("FDSTORE")) > 100 &&
+		      atoi(getenv("FDSTORE")) <= KEEPER_MAX);
 		CHECK(atoi(getenv("KVMM_KEEPER")) == getppid());
 		sd_notify(0, "READY=1");
 		park("@a", memfd("alpha"));
@@ -235,6 +237,35 @@ static int toy_many(unsigned int life)
 	return 0;
 }
 
+/* As many as it is told that there is room for, and some more. */
+static int toy_few(unsigned int life)
+{
+	unsigned int max = (unsigned int)atoi(getenv("FDSTORE")), i;
+	char name[16];
+	int n = sd_listen_fds_with_names(0, &names);
+
+	CHECK(max > 150 && max < 256);
+	sd_notify(0, "READY=1");
+	if (life) {
+		CHECK(n == (int)max);
+		for (i = 0; i < max; i++) {
+			snprintf(name, sizeof(name), "@%u", i);
+			CHECK(holds(found(name), name));
+		}
+		return 0;
+	}
+	for (i = 0; i < max + 20; i++) {
+		int fd;
+
+		snprintf(name, sizeof(name), "@%u", i);
+		fd = memfd(name);
+		park(name, fd);
+		close(fd);
+	}
+	die();
+	return 0;
+}
+
 /* Feeds its watchdog for longer than that waits, and no more. */
 static void feed(void)
 {
@@ -288,7 +319,7 @@ static const struct {
 	{ "refuse", toy_refuse }, { "config", toy_config },
 	{ "signals", toy_signals }, { "stranger", toy_stranger },
 	{ "socket", toy_socket }, { "many", toy_many },
-	{ "hang", toy_hang }, { "deaf", toy_deaf }, { "feed", toy_feed },
+	{ "few", toy_few }, { "hang", toy_hang }, { "deaf", toy_deaf }, { "feed", toy_feed },
 };
 
 static int toy_run(const char *name)
@@ -447,6 +478,23 @@ static void too_many_names_do_not_stop_the_next_start(void **state)
 	assert_int_equal(keeper_wait(keeper_start("many", NULL), 20000), 0);
 }
 
+static void few_descriptors(void)
+{
+	const struct rlimit rl = { 256, 256 };
+
+	if (setrlimit(RLIMIT_NOFILE, &rl))
+		_exit(97);
+}
+
+static void low_limit_of_descriptors_is_used_up(void **state)
+{
+	uint64_t t[8];
+
+	assert_int_equal(keeper_wait(keeper_start("few", few_descriptors),
+				     10000), 0);
+	assert_int_equal(lives(t, 8), 2);
+}
+
 static void listen_before(void)
 {
 	struct sockaddr_un sa = { .sun_family = AF_UNIX };
@@ -539,6 +587,7 @@ int main(void)
 		T(daemon_that_says_that_it_lives_is_left_alone),
 		T(strangers_are_not_heard),
 		T(too_many_names_do_not_stop_the_next_start),
+		T(low_limit_of_descriptors_is_used_up),
 		T(sockets_of_the_start_are_handed_on),
 		T(signals_go_down_and_words_go_up),
 		T(what_is_kept_is_not_passed_on),
