@@ -308,6 +308,8 @@ static int start(struct daemon *d)
 	if (err) {
 		log_err("%s", e.text);
 		ladder_end(&d->ladder, false);	/* refused is not crashed */
+		if (park_enabled(d->park))
+			_exit(EXIT_FAILURE);	/* it may be left as it is */
 	}
 	return err;
 }
