@@ -317,6 +317,9 @@ static int window_bind(struct adoption *a, struct adopt_win *aw)
 		p = sp->pool[kw->cls][kw->node];
 	if (!c || !p || !p->adopted)
 		return -ENOENT;
+	/* more than its socket allows by now */
+	if (kw->rights == KVMM_RW && c->o.rights != KVMM_RW)
+		c->whole = false;
 	return win_adopt(c, p, aw->slot + 1, kw, &aw->ledger);
 }
 

@@ -18,6 +18,7 @@
 
 struct ar_store ar_store;
 char ar_said[4096];
+bool ar_read_only;
 static int to_parent = -1;
 static unsigned int countdown;
 
@@ -200,6 +201,8 @@ static int keep_client(void *arg, const struct mm_kept_client *kc,
 	c->ledger = c->ledger_shm.addr;
 	c->rig = r;
 	o->tenant = "default";
+	if (ar_read_only)
+		o->rights = KVMM_RO;
 	o->ledger = &c->ledger_shm;
 	o->arg = c;
 	return 0;

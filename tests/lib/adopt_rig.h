@@ -29,6 +29,9 @@ extern struct ar_store ar_store;
 /* What was said of pieces that were given up, one line each. */
 extern char ar_said[4096];
 
+/* Who is adopted may only read by now. */
+extern bool ar_read_only;
+
 /* Keeps in ar_store; in a child that ar_die() runs, in its parent's. */
 extern const struct mm_keep_ops ar_keep;
 

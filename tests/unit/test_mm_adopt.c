@@ -701,6 +701,23 @@ static void lost_extent_costs_what_is_in_it(void **state)
 	close_second(&r);
 }
 
+/* A window that may write stays what it is, so its client must begin anew. */
+static void who_may_write_no_more_is_not_whole(void **state)
+{
+	static struct rig r;
+
+	leave(live, story);
+	open_second(&r);
+	assert_true(r.client[0].whole);
+	close_second(&r);
+	leave(live, story);
+	ar_read_only = true;
+	open_second(&r);
+	ar_read_only = false;
+	assert_false(r.client[0].whole);
+	close_second(&r);
+}
+
 static void torn_state_is_an_empty_start(void **state)
 {
 	static struct rig r;
@@ -821,6 +838,7 @@ int main(void)
 		TEST(bad_record_costs_its_page_and_what_hangs_on_it),
 		TEST(lost_ledger_costs_its_pool),
 		TEST(lost_extent_costs_what_is_in_it),
+		TEST(who_may_write_no_more_is_not_whole),
 		TEST(torn_state_is_an_empty_start),
 		TEST(torn_client_costs_its_pools_and_no_other),
 		TEST(random_bytes_are_survived),
