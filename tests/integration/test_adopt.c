@@ -268,6 +268,64 @@ static void unanswered_publishes_cost_no_frame(void **state)
 	fx_stop(f);
 }
 
+static bool answered(struct tc *c)
+{
+	struct kvmm_era *e = kvmm_era_now(c->k);
+
+	return atomic_load(&e->ledger->cq.tail) != e->cq_head;
+}
+
+/*
+ * The next kvmmd knows of no reference that an answer carries: what it names may
+ * be reclaimed before it is read, and is a miss then.
+ */
+static void answers_of_the_dead_name_nothing_wrong(void **state)
+{
+	struct fx *f = *state;
+	struct tc *c = &f->c[0], *o = &f->c[1];
+	struct td_opts opts = kept_opts;
+	kvmm_frame_t frame[8];
+	struct kvmm_pub pub[8];
+	struct kvmm_req *rq;
+	struct kvmm_done d;
+	unsigned int i, n = 0;
+
+	opts.dram_bytes = 16 * MIB;		/* 256 pages */
+	fx_start(f, &opts);
+	tc_open(c, f->d.socket, NULL);
+	tc_open(o, f->d.socket, NULL);
+	T_EQ(tc_put(o, 1, 0, 8), 8);
+	rq = tc_req(c, 1);
+	tc_alloc(c, rq, 0, 8, frame);
+	for (i = 0; i < 8; i++) {
+		tc_pub(c, &pub[i], 1, i, TC_FULL, frame[i], 0);
+		tc_fill(c, 0, frame[i], &pub[i].key);
+	}
+	T_OK(kvmm_publish(rq, c->node, pub, 8, 5));
+	T_WAIT(LONG_WAIT, answered(c));
+	crash(f, true);
+	T_WAIT(LONG_WAIT, back(o, 0));
+	T_EQ(adopted(f, "gave_up"), 0);
+	for (i = 0; i < 60; i++)
+		tc_put(o, 100 + i, 0, 16);
+	T_CHECK(tc_hits(o, 1, 8) < 8);
+	T_CHECK(tc_wait(c, 5, &d, LONG_WAIT));
+	for (i = 0; i < 8; i++) {
+		if (d.res[i].result != -EEXIST || !d.res[i].frame)
+			continue;
+		T_EQ(tc_wrong(c, 0, d.res[i].frame, &pub[i].key), 0);
+		n++;
+	}
+	T_CHECK(n < 8);
+	T_WAIT(LONG_WAIT, back(c, 0));
+	tc_end(rq);
+	ta_check(&f->d);
+	tc_close(c);
+	tc_close(o);
+	ta_baseline(&f->d, BACK_MS);
+	fx_stop(f);
+}
+
 static void windows_closed_meanwhile_are_closed(void **state)
 {
 	struct fx *f = *state;
@@ -408,6 +466,54 @@ static void what_was_adopted_goes_back_to_a_host_in_need(void **state)
 	T_EQ(tc_hits(c, 100, 64), 64);
 	ta_check(&f->d);
 	unlink(path);
+}
+
+static void say_stalled(const char *path, const char *some, const char *full)
+{
+	FILE *f = fopen(path, "w");
+
+	T_CHECK(f);
+	fprintf(f, "some avg10=%s avg60=0.00 avg300=0.00 total=0\n"
+		"full avg10=%s avg60=0.00 avg300=0.00 total=0\n", some, full);
+	fclose(f);
+}
+
+/* Memory is available, as far as one can see, and nobody gets on. */
+static void memory_goes_back_when_all_stall_for_it(void **state)
+{
+	static char info[64], psi[64], env[2][96];
+	static const char *envs[] = { env[0], env[1], NULL };
+	struct fx *f = *state;
+	struct tc *c = &f->c[0];
+	unsigned int i;
+	uint64_t had;
+
+	snprintf(info, sizeof(info), "/var/tmp/kvmm-meminfo-%d", (int)getpid());
+	snprintf(psi, sizeof(psi), "/var/tmp/kvmm-psi-%d", (int)getpid());
+	snprintf(env[0], sizeof(env[0]), "KVMM_TEST_MEMINFO=%s", info);
+	snprintf(env[1], sizeof(env[1]), "KVMM_TEST_PRESSURE=%s", psi);
+	say_available(info, 4096);
+	/* some of them always do; that is no reason */
+	say_stalled(psi, "99.00", "9.99");
+	fx_start(f, &(struct td_opts){ .env = envs });
+	tc_open(c, f->d.socket, NULL);
+	for (i = 0; i < 32; i++)
+		T_EQ(tc_put(c, 1 + i, 0, 64), 64);
+	had = ta_node(&f->d, "dram0", "used");
+	T_CHECK(had >= 128 * MIB, "%llu", (unsigned long long)had);
+	usleep(2500 * 1000);
+	tc_sync(c, 0);
+	T_EQ(ta_node(&f->d, "dram0", "used"), had);
+
+	say_stalled(psi, "99.00", "10.00");
+	T_WAIT(LONG_WAIT, (tc_sync(c, 0), tc_poll(c),
+			   ta_node(&f->d, "dram0", "used") <= had - 64 * MIB));
+	say_stalled(psi, "0.00", "0.00");
+	T_EQ(tc_put(c, 100, 0, 64), 64);
+	T_EQ(tc_hits(c, 100, 64), 64);
+	ta_check(&f->d);
+	unlink(info);
+	unlink(psi);
 }
 
 /* -- several, under load ----------------------------------------------------------- */
@@ -857,10 +963,12 @@ int main(void)
 		FX_TEST(frames_given_back_to_the_dead_are_free),
 		FX_TEST(failed_starts_lose_nothing),
 		FX_TEST(unanswered_publishes_cost_no_frame),
+		FX_TEST(answers_of_the_dead_name_nothing_wrong),
 		FX_TEST(windows_closed_meanwhile_are_closed),
 		FX_TEST(reexec_is_only_a_gap),
 		FX_TEST(so_does_a_connection_that_was_lost),
 		FX_TEST(what_was_adopted_goes_back_to_a_host_in_need),
+		FX_TEST(memory_goes_back_when_all_stall_for_it),
 		FX_TEST(engines_work_on_through_crashes),
 		FX_TEST(who_died_meanwhile_holds_nothing),
 		FX_TEST(an_engine_stays_one),
