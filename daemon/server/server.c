@@ -385,21 +385,19 @@ int server_create(const struct server_opts *o, struct server **ret,
 }
 
 /*
- * Memory is not taken apart: whoever started us drops what is not to be found
- * again. What is on disk is, so it must be written down.
+ * The end of I/O, and of what is known of it: from here on the process may end at
+ * any time. It does where somebody keeps memory, and where that is so much that
+ * the kernel is quicker.
  */
-static int server_leave_memory(struct server *s, uint64_t deadline_ns)
+static int server_rest(struct server *s, uint64_t deadline_ns)
 {
 	struct errmsg e = { "" };
 	int err = mm_drain(s->mm, deadline_ns);
 
-	if (err)
-		return err;
-	err = server_flush(s, deadline_ns, &e);
-	if (err)
+	if (!err && server_flush(s, deadline_ns, &e))
 		log_err("%s: the last pages written are not found again",
 			e.text);
-	return -EBUSY;
+	return err;
 }
 
 int server_destroy(struct server *s, uint64_t deadline_ns)
@@ -410,9 +408,13 @@ int server_destroy(struct server *s, uint64_t deadline_ns)
 	admin_destroy(s->admin);
 	s->admin = NULL;
 	sessions_close(s);
+	err = s->mm ? server_rest(s, deadline_ns) : 0;
+	if (err)
+		return err;
+	/* whoever started us drops what is not to be found again */
 	if (s->mm && park_enabled(s->park))
-		return server_leave_memory(s, deadline_ns);
-	err = s->mm ? mm_destroy(s->mm, deadline_ns) : 0;
+		return -EBUSY;
+	err = mm_destroy(s->mm, deadline_ns);
 	if (err)
 		return err;
 	s->mm = NULL;
