@@ -187,8 +187,11 @@ static int hello_make(struct session *ss, int pidfd, int *doorbell)
 		return err;
 	ss->notify_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	*doorbell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (ss->notify_fd < 0 || *doorbell < 0)
-		return -errno;
+	if (ss->notify_fd < 0 || *doorbell < 0) {
+		err = -errno;
+		close_fd(doorbell);
+		return err;
+	}
 	err = loop_add(s, &ss->bell, *doorbell, EPOLLIN | EPOLLET);
 	if (err) {
 		close_fd(doorbell);
