@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/notify.h"
 #include "daemon/process.h"
 #include "daemon/server/ladder.h"
 #include "daemon/server/park.h"
@@ -36,12 +37,15 @@
 
 #define STOP_NS		(5 * NSEC_PER_SEC)
 #define STATUS_NS	(5 * NSEC_PER_SEC)
+#define AGAIN_NS	(100 * NSEC_PER_MSEC)	/* what the manager did not take */
 #define DRAIN_NS	(5 * NSEC_PER_SEC)
 #define TRIAL_NS	(3 * NSEC_PER_SEC)
 
 /**
  * struct daemon - the process
  * @stop:	signal that asked for the end, or 0
+ * @notify:	to who started us
+ * @ready:	that it serves has been said
  * @confirm_due: when the configuration has proved itself
  */
 struct daemon {
@@ -51,7 +55,9 @@ struct daemon {
 	struct park	*park;
 	struct state	state;
 	struct ladder	ladder;
+	struct notify	notify;
 	int		stop;
+	bool		ready;
 	uint64_t	watchdog_ns, watchdog_due, status_due;
 	uint64_t	confirm_due;
 	char		status[512];
@@ -97,40 +103,53 @@ static void watchdog_feed(struct daemon *d, uint64_t now)
 {
 	if (!d->watchdog_ns)
 		return;
-	sd_notify(0, "WATCHDOG=1");
+	/* as often as that: one that is lost is no harm */
 	d->watchdog_due = now + d->watchdog_ns;
+	if (notify_say(&d->notify, "WATCHDOG=1"))
+		d->watchdog_due = now + AGAIN_NS;
+}
+
+/* The manager waits for that; so if it does not listen now it is said later. */
+static void ready_say(struct daemon *d)
+{
+	uint64_t usec = 0;
+
+	if (notify_say(&d->notify, "READY=1") == -EAGAIN)
+		return;
+	d->ready = true;
+	if (sd_watchdog_enabled(0, &usec) > 0)
+		d->watchdog_ns = usec * NSEC_PER_USEC / 3;
+}
+
+static void status_say(struct daemon *d)
+{
+	char line[512], text[sizeof(line) + 8];
+
+	server_status(d->server, line, sizeof(line));
+	if (!strcmp(line, d->status))
+		return;
+	snprintf(text, sizeof(text), "STATUS=%s", line);
+	if (!notify_say(&d->notify, text))
+		strcpy(d->status, line);
 }
 
 /* Words for the manager, when there is one. */
 static uint64_t notify_run(struct daemon *d, uint64_t now)
 {
-	char line[512];
-
-	if (!d->status_due)
+	if (d->notify.sock < 0)
 		return DEADLINE_NONE;		/* nobody listens */
+	if (!d->ready)
+		ready_say(d);
+	if (!d->ready)
+		return now + AGAIN_NS;
 	if (now >= d->watchdog_due)
 		watchdog_feed(d, now);
 	if (now >= d->status_due) {
-		server_status(d->server, line, sizeof(line));
-		if (strcmp(line, d->status)) {
-			sd_notifyf(0, "STATUS=%s", line);
-			strcpy(d->status, line);
-		}
+		status_say(d);
 		d->status_due = now + STATUS_NS;
 	}
 	return d->watchdog_ns ? min(d->watchdog_due, d->status_due)
 			      : d->status_due;
-}
-
-static void notify_ready(struct daemon *d)
-{
-	uint64_t usec = 0;
-
-	if (sd_notify(0, "READY=1") <= 0)
-		return;
-	if (sd_watchdog_enabled(0, &usec) > 0)
-		d->watchdog_ns = usec * NSEC_PER_USEC / 3;
-	d->status_due = 1;
 }
 
 /* It has served for as long as ends are counted: the next may rely on it. */
@@ -228,7 +247,6 @@ static int serve(struct daemon *d)
 		   ", admin %s", KVMM_VERSION_STRING, s->nr_listeners,
 		   s->nr_listeners == 1 ? "" : "s", s->epoch,
 		   s->cfg.admin_socket);
-	notify_ready(d);
 	d->confirm_due = s->cfg.crash_window_ns ?
 			 deadline_in(s->cfg.crash_window_ns) : DEADLINE_NONE;
 	while (!d->stop) {
@@ -238,7 +256,7 @@ static int serve(struct daemon *d)
 			reexec(d);
 	}
 	log_notice("stopping: %s", strsignal(d->stop));
-	sd_notify(0, "STOPPING=1");
+	notify_say(&d->notify, "STOPPING=1");
 	return 0;
 }
 
@@ -358,6 +376,7 @@ int process_run(const struct process_opts *opts)
 		.park		= opts->park,
 		.signals	= { .fd = -1, .ready = signal_ready },
 		.state		= STATE_INIT,
+		.notify		= NOTIFY_INIT,
 	};
 	int sigfd = signals_open(), err;
 
@@ -365,10 +384,12 @@ int process_run(const struct process_opts *opts)
 		log_err("signals: %s", strerror(-sigfd));
 		return EXIT_FAILURE;
 	}
+	notify_open(&d.notify);
 	err = start(&d);
 	if (!err)
 		err = live(&d, sigfd);
 	state_close(&d.state);
+	notify_close(&d.notify);
 	close(sigfd);
 	return err ? EXIT_FAILURE : EXIT_SUCCESS;
 }

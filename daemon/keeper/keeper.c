@@ -25,6 +25,7 @@
 
 #include "daemon/keeper/keeper.h"
 #include "daemon/log.h"
+#include "daemon/notify.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 
@@ -85,21 +86,16 @@ static int socket_open(struct keeper *k)
 /* Our own manager's, if there is one. */
 static void up_open(struct keeper *k)
 {
-	struct sockaddr_un sa = { .sun_family = AF_UNIX };
-	const char *path = getenv("NOTIFY_SOCKET");
-	size_t len = path ? strlen(path) : 0;
+	struct sockaddr_un sa;
+	socklen_t len = notify_address(&sa, getenv("NOTIFY_SOCKET"));
 
 	k->up = -1;
-	if (len < 2 || len >= sizeof(sa.sun_path))
+	if (!len)
 		return;
-	memcpy(sa.sun_path, path, len);
-	if (path[0] == '@')
-		sa.sun_path[0] = '\0';
 	k->up = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (k->up < 0)
 		return;
-	if (connect(k->up, (struct sockaddr *)&sa,
-		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len)) < 0)
+	if (connect(k->up, (struct sockaddr *)&sa, len) < 0)
 		close_fd(&k->up);
 }
 

@@ -29,6 +29,7 @@
 #include <unistd.h>
 
 #include "daemon/log.h"
+#include "daemon/notify.h"
 #include "daemon/server/park_store.h"
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
@@ -39,23 +40,6 @@
 
 /* -- who keeps them ----------------------------------------------------------------- */
 
-/* Fills @p->to; false: not a place that we can send to. */
-static bool address(struct park *p, const char *path)
-{
-	size_t len = path ? strlen(path) : 0;
-
-	if (len < 2 || len >= sizeof(p->to.sun_path) ||
-	    (path[0] != '/' && path[0] != '@'))
-		return false;
-	p->to = (struct sockaddr_un){ .sun_family = AF_UNIX };
-	memcpy(p->to.sun_path, path, len);
-	if (path[0] == '@')
-		p->to.sun_path[0] = '\0';	/* abstract: its length counts */
-	p->to_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + len +
-				(path[0] == '/'));
-	return true;
-}
-
 void store_open(struct park *p)
 {
 	const char *max = getenv("FDSTORE"), *keeper = getenv("KVMM_KEEPER");
@@ -64,7 +48,8 @@ void store_open(struct park *p)
 	p->max = max ? (unsigned int)strtoul(max, NULL, 10) : 0;
 	p->max = min(p->max, (unsigned int)PARK_MAX);
 	p->keeper = keeper ? (pid_t)strtol(keeper, NULL, 10) : 0;
-	if (!p->max || !address(p, getenv("NOTIFY_SOCKET")))
+	p->to_len = notify_address(&p->to, getenv("NOTIFY_SOCKET"));
+	if (!p->max || !p->to_len)
 		return;
 	p->sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (p->sock < 0)

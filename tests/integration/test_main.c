@@ -313,6 +313,22 @@ static void the_manager_hears_ready_watchdog_and_stopping(void **state)
 	says("<5>kvmmd " KVMM_VERSION_STRING " serves");
 }
 
+/* It has other things to do than to wait for its manager. */
+static void manager_that_does_not_read_holds_nobody_up(void **state)
+{
+	struct managed m = { .listen_fd = -1, .watchdog_usec = "3000" };
+	unsigned int i;
+
+	assert_int_equal(td_init(&m.d, NULL), 0);
+	managed_start(&m);
+	assert_true(notified(m.notify, "READY=1"));
+	for (i = 0; i < 20; i++) {
+		usleep(100 * 1000);	/* some 100 messages */
+		assert_int_equal(td_admin(&m.d, "ping", NULL), 0);
+	}
+	managed_end(&m);
+}
+
 static void status_is_a_sentence(void **state)
 {
 	struct managed m = { .listen_fd = -1 };
@@ -381,6 +397,7 @@ int main(void)
 		cmocka_unit_test(it_starts_again_after_sigkill),
 		cmocka_unit_test(a_large_node_does_not_delay_the_start),
 		cmocka_unit_test(the_manager_hears_ready_watchdog_and_stopping),
+		cmocka_unit_test(manager_that_does_not_read_holds_nobody_up),
 		cmocka_unit_test(status_is_a_sentence),
 		cmocka_unit_test(a_socket_of_the_manager_is_taken_by_name),
 		cmocka_unit_test(a_socket_of_another_name_is_left_alone),
