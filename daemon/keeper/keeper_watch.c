@@ -25,6 +25,7 @@
 #define START_NS	(90 * NSEC_PER_SEC)	/* to serve; a guess */
 #define ABORT_NS	(5 * NSEC_PER_SEC)	/* to leave a core */
 #define STOP_NS		(15 * NSEC_PER_SEC)
+#define LATE_NS		NSEC_PER_SEC
 
 void up_send(const struct keeper *k, const char *text, size_t len)
 {
@@ -76,10 +77,23 @@ void watch_heard(struct keeper *k, const char *line)
 		k->watch_ns = deadline_in(k->watchdog_ns);
 }
 
+/*
+ * What comes so late was stopped itself, or had no CPU: the child may have had
+ * nowhere to say that it lives, and gets a moment to do so.
+ */
+static bool late(const struct keeper *k)
+{
+	return deadline_past(k->watch_ns + LATE_NS);
+}
+
 void watch_run(struct keeper *k)
 {
 	if (!k->child || !deadline_past(k->watch_ns))
 		return;
+	if (late(k)) {
+		k->watch_ns = deadline_in(LATE_NS);
+		return;
+	}
 	up_alive(k);
 	k->watch_ns = deadline_in(ABORT_NS);
 	if (k->hung) {

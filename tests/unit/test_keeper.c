@@ -305,6 +305,22 @@ static int toy_deaf(unsigned int life)
 		pause();
 }
 
+/* Its keeper has not listened for longer than it waits. */
+static int toy_late(unsigned int life)
+{
+	if (life)
+		return 9;
+	sd_notify(0, "READY=1");
+	usleep(100000);
+	kill(getppid(), SIGSTOP);
+	usleep(2500000);
+	kill(getppid(), SIGCONT);
+	usleep(300000);
+	sd_notify(0, "WATCHDOG=1");
+	usleep(300000);
+	return 0;
+}
+
 static int toy_feed(unsigned int life)
 {
 	feed();
@@ -320,6 +336,7 @@ static const struct {
 	{ "signals", toy_signals }, { "stranger", toy_stranger },
 	{ "socket", toy_socket }, { "many", toy_many },
 	{ "few", toy_few }, { "hang", toy_hang }, { "deaf", toy_deaf }, { "feed", toy_feed },
+	{ "late", toy_late },
 };
 
 static int toy_run(const char *name)
@@ -468,6 +485,14 @@ static void daemon_that_says_that_it_lives_is_left_alone(void **state)
 	assert_int_equal(lives(t, 8), 1);
 }
 
+static void keeper_that_was_stopped_asks_again(void **state)
+{
+	uint64_t t[8];
+
+	assert_int_equal(keeper_wait(keeper_start("late", watched), 10000), 0);
+	assert_int_equal(lives(t, 8), 1);
+}
+
 static void strangers_are_not_heard(void **state)
 {
 	assert_int_equal(keeper_wait(keeper_start("stranger", NULL), 5000), 0);
@@ -585,6 +610,7 @@ int main(void)
 		T(hung_daemon_is_started_again),
 		T(so_is_one_that_hears_no_signal),
 		T(daemon_that_says_that_it_lives_is_left_alone),
+		T(keeper_that_was_stopped_asks_again),
 		T(strangers_are_not_heard),
 		T(too_many_names_do_not_stop_the_next_start),
 		T(low_limit_of_descriptors_is_used_up),
