@@ -7,8 +7,8 @@
  * Then the keeper ends, too, with that status and with everything that it
  * keeps. After anything else the daemon is started again: at once after 100 ms,
  * then with growing pauses up to 5 s, which begin anew once it has run for a
- * while. One that hangs is ended (keeper_watch.c). A daemon that never served is not started again: who starts it by hand
- * wants to see why it does not work.
+ * while. One that hangs is ended (keeper_watch.c). One that never served is not
+ * started again: who starts it by hand wants to see why it does not work.
  */
 #include <errno.h>
 #include <fcntl.h>
