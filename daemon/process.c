@@ -40,11 +40,13 @@
 #define AGAIN_NS	(100 * NSEC_PER_MSEC)	/* what the manager did not take */
 #define DRAIN_NS	(5 * NSEC_PER_SEC)
 #define TRIAL_NS	(3 * NSEC_PER_SEC)
+#define TRIAL_LOOK_NS	(2 * NSEC_PER_MSEC)
 
 /**
  * struct daemon - the process
  * @stop:	signal that asked for the end, or 0
  * @notify:	to who started us
+ * @trial:	of what a re-exec would execute
  * @ready:	that it serves has been said
  * @confirm_due: when the configuration has proved itself
  */
@@ -56,6 +58,7 @@ struct daemon {
 	struct state	state;
 	struct ladder	ladder;
 	struct notify	notify;
+	struct trial	trial;
 	int		stop;
 	bool		ready;
 	uint64_t	watchdog_ns, watchdog_due, status_due;
@@ -188,19 +191,35 @@ static void reexec_failed(struct daemon *d, const char *why)
 	log_err("not re-executed: %s; serving on", why);
 }
 
-/* Returns when it could not be done: then everything is as it was. */
+/*
+ * What is replaced is gone, so it must be known that the next one starts. It is
+ * asked while this one serves on. 0: it does; -EAGAIN: it has not said yet.
+ */
+static int reexec_try(struct daemon *d, struct errmsg *e)
+{
+	struct server *s = d->server;
+	int err = 0;
+
+	if (!d->trial.pid)
+		err = trial_begin(&d->trial, d->opts->binary,
+				  d->opts->given_path, deadline_in(TRIAL_NS), e);
+	if (!err)
+		err = trial_poll(&d->trial, e);
+	s->reexec_ns = err == -EAGAIN ? deadline_in(TRIAL_LOOK_NS) : 0;
+	return err;
+}
+
+/* Returns when it could not be done, or not yet: then everything is as it was. */
 static void reexec(struct daemon *d)
 {
 	struct server *s = d->server;
 	struct errmsg e = { "" };
 	int err;
 
-	s->reexec_ns = 0;
-	/* what comes may take as long as the watchdog waits, each of it */
-	watchdog_feed(d, now_ns());
-	/* what is replaced is gone: so it must be known that the next one starts */
-	err = trial_run(d->opts->binary, d->opts->given_path,
-			deadline_in(TRIAL_NS), &e);
+	err = reexec_try(d, &e);
+	if (err == -EAGAIN)
+		return;
+	/* what comes may take as long as the watchdog waits */
 	watchdog_feed(d, now_ns());
 	if (!err)
 		err = server_drain(s, deadline_in(DRAIN_NS), &e);
@@ -364,6 +383,7 @@ static int live(struct daemon *d, int sigfd)
 		log_err("epoll: %s", strerror(-err));
 	else
 		err = serve(d);
+	trial_end(&d->trial);
 	loop_del(d->server, &d->signals);
 	server_leave(d->server);
 	return stop(d, err);
@@ -377,6 +397,7 @@ int process_run(const struct process_opts *opts)
 		.signals	= { .fd = -1, .ready = signal_ready },
 		.state		= STATE_INIT,
 		.notify		= NOTIFY_INIT,
+		.trial		= TRIAL_INIT,
 	};
 	int sigfd = signals_open(), err;
 

@@ -2,7 +2,6 @@
 /* Asking the installed program whether it would start; see trial.h. */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <string.h>
@@ -14,21 +13,7 @@
 #include "ipc/base/clock.h"
 #include "ipc/base/fd.h"
 
-#define ROUND_NS	(10 * NSEC_PER_MSEC)
-
 extern char **environ;
-
-/**
- * struct trial - one of them
- * @out:	reads what it says on stderr
- * @text:	the begin of that
- */
-struct trial {
-	pid_t	pid;
-	int	out;
-	char	text[256];
-	size_t	len;
-};
 
 /* No signal of ours is blocked in it, and it writes to @to. */
 static int trial_spawn(struct trial *t, const char *binary, const char *config,
@@ -82,28 +67,6 @@ static void trial_read(struct trial *t)
 	t->text[t->len] = '\0';
 }
 
-/* Its wait status, or -ETIMEDOUT and it is no more. */
-static int trial_wait(struct trial *t, uint64_t deadline_ns, int *status)
-{
-	struct timespec ts = ns_to_timespec(ROUND_NS);
-
-	for (;;) {
-		pid_t pid = waitpid(t->pid, status, WNOHANG);
-
-		trial_read(t);
-		if (pid == t->pid)
-			return 0;
-		if (pid < 0 && errno != EINTR)
-			return -errno;
-		if (deadline_past(deadline_ns))
-			break;
-		nanosleep(&ts, NULL);
-	}
-	kill(t->pid, SIGKILL);
-	waitpid(t->pid, status, 0);
-	return -ETIMEDOUT;
-}
-
 /* Its last line is the reason; "kvmmd: " in front of that says nothing new. */
 static const char *last_line(struct trial *t)
 {
@@ -121,30 +84,59 @@ static const char *last_line(struct trial *t)
 	return line;
 }
 
-int trial_run(const char *binary, const char *config, uint64_t deadline_ns,
-	      struct errmsg *e)
+int trial_begin(struct trial *t, const char *binary, const char *config,
+		uint64_t deadline_ns, struct errmsg *e)
 {
-	struct trial t = { .pid = 0 };
-	int fd[2], status = 0, err;
+	int fd[2], err;
 
-	if (pipe2(fd, O_CLOEXEC | O_NONBLOCK) < 0)
+	trial_end(t);
+	*t = (struct trial){ .due_ns = deadline_ns };
+	if (pipe2(fd, O_CLOEXEC | O_NONBLOCK) < 0) {
+		t->out = -1;
 		return errmsg_set(e, -errno, "pipe: %s", strerror(errno));
-	t.out = fd[0];
-	err = trial_spawn(&t, binary, config, fd[1]);
+	}
+	t->out = fd[0];
+	err = trial_spawn(t, binary, config, fd[1]);
 	close(fd[1]);
-	if (err)
-		errmsg_set(e, err, "%.100s: %s", binary, strerror(-err));
-	else
-		err = trial_wait(&t, deadline_ns, &status);
-	if (err == -ETIMEDOUT)
-		errmsg_set(e, err, "%.100s --check does not answer", binary);
-	close(fd[0]);
-	if (err)
-		return err;
-	if (WIFEXITED(status) && !WEXITSTATUS(status))
+	if (!err)
 		return 0;
+	t->pid = 0;
+	trial_end(t);
+	return errmsg_set(e, err, "%.100s: %s", binary, strerror(-err));
+}
+
+int trial_poll(struct trial *t, struct errmsg *e)
+{
+	int status = 0, err;
+	pid_t pid;
+
+	pid = waitpid(t->pid, &status, WNOHANG);
+	trial_read(t);
+	if (pid != t->pid) {
+		if (!deadline_past(t->due_ns))
+			return -EAGAIN;
+		trial_end(t);
+		return errmsg_set(e, -ETIMEDOUT, "its --check does not answer");
+	}
+	t->pid = 0;
 	if (WIFSIGNALED(status))
-		return errmsg_set(e, -EINVAL, "%.100s --check: signal %d",
-				  binary, WTERMSIG(status));
-	return errmsg_set(e, -EINVAL, "it would not start: %s", last_line(&t));
+		err = errmsg_set(e, -EINVAL, "its --check: signal %d",
+				 WTERMSIG(status));
+	else if (WEXITSTATUS(status))
+		err = errmsg_set(e, -EINVAL, "it would not start: %s",
+				 last_line(t));
+	else
+		err = 0;
+	trial_end(t);
+	return err;
+}
+
+void trial_end(struct trial *t)
+{
+	if (t->pid) {
+		kill(t->pid, SIGKILL);
+		waitpid(t->pid, NULL, 0);
+		t->pid = 0;
+	}
+	close_fd(&t->out);
 }

@@ -466,6 +466,36 @@ static void reexec_that_cannot_be_is_refused(void **state)
 	T_EQ(status_int("start", "unclean"), 0);
 }
 
+/* What is installed does not answer: nobody waits for it but the administrator. */
+static void reexec_of_what_hangs_is_given_up(void **state)
+{
+	char copy[TD_MAX_PATH + 16], cmd[TD_MAX_PATH * 3];
+	const char *binary = k.td.opts.binary;
+	char *was;
+	FILE *f;
+
+	snprintf(copy, sizeof(copy), "%s/copy", k.td.dir);
+	snprintf(cmd, sizeof(cmd), "cp %s %s", binary, copy);
+	T_EQ(system(cmd), 0);
+	k.td.opts.binary = copy;
+	T_OK(td_start(&k.td));
+	was = started();
+	T_EQ(unlink(copy), 0);
+	f = fopen(copy, "w");
+	T_CHECK(f);
+	fputs("#!/bin/sh\nexec sleep 60\n", f);
+	fclose(f);
+	T_EQ(chmod(copy, 0700), 0);
+	json_decref(ta_request(&k.td, "{\"cmd\": \"reexec\"}"));
+	usleep(500 * 1000);
+	T_CHECK(!noted("the last re-exec was not done"));
+	T_WAIT(WAIT_MS, noted("its --check does not answer"));
+	T_CHECK(started_is(was));
+	free(was);
+	T_EQ(td_stop(&k.td), 0);
+	k.td.opts.binary = binary;
+}
+
 /* One letter in a file does not cost the memory of all. */
 static void reexec_with_a_bad_configuration_is_refused(void **state)
 {
@@ -556,6 +586,7 @@ int main(void)
 		T(reexec_keeps_the_process_and_its_sockets),
 		T(reexec_under_the_keeper_keeps_what_it_keeps),
 		T(reexec_that_cannot_be_is_refused),
+		T(reexec_of_what_hangs_is_given_up),
 		T(reexec_with_a_bad_configuration_is_refused),
 		T(reexec_waits_for_io_and_gives_up_in_time),
 	};
