@@ -14,7 +14,7 @@
  * written since the last one. Who remembers pages has to pay that, so the floor
  * pays it too: a second job of fio writes single blocks with O_DSYNC to a small
  * file, as many a second as the node wrote groups in its last block. It has no
- * records to write and no checkpoints.
+ * records to write, no checkpoints, and no flush of pages once a second.
  *
  * Blocks of BLOCK_NS in the order floor, node, node, floor; each half is a pair.
  * write_ratio is the median of the pairs' throughputs, node / floor; noise is
