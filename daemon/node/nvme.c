@@ -210,7 +210,8 @@ static void nvme_status(const struct node *n, char *buf, size_t len)
 	char ckpt[100];
 
 	if (!nvme_open_done(nv)) {
-		snprintf(buf, len, "%s, opened %llu times without success",
+		snprintf(buf, len, n->stats.open_fails ?
+			 "%s, opened %llu times without success" : "%s",
 			 nv->eng->name,
 			 (unsigned long long)n->stats.open_fails);
 		return;

@@ -385,6 +385,10 @@ uint64_t nvme_open_next(const struct nvme *nv);
 void nvme_open_fini(struct nvme *nv);
 int nvme_store_fd(const struct node *n);
 
+/* So many blocks that cannot be read, each after its own half minute maybe, are
+ * enough to know that it is not the blocks. */
+#define NVME_BAD_MOST	16u
+
 /* nvme_file.c; blocks: on the worker only */
 
 /* -errno; what the kernel says of a file system is none of a store's errors. */

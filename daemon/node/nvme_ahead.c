@@ -51,6 +51,7 @@ static int read_range(struct nvme_ahead *a, unsigned int which, uint64_t off,
 {
 	char *buf = a->buf[which];
 	bool *gone = a->gone[which];
+	unsigned int bad = 0;
 	int err;
 
 	a->err[which] = 0;
@@ -61,13 +62,15 @@ static int read_range(struct nvme_ahead *a, unsigned int which, uint64_t off,
 	for (uint64_t i = 0; i < nr; i++) {
 		char *p = buf + i * NVME_BLOCK;
 
-		err = nvme_open_read(a->nv, p, NVME_BLOCK,
-				     off + i * NVME_BLOCK);
+		if (bad < NVME_BAD_MOST)
+			err = nvme_open_read(a->nv, p, NVME_BLOCK,
+					     off + i * NVME_BLOCK);
 		if (!err)
 			continue;
 		memset(p, 0, NVME_BLOCK);
 		gone[i] = true;
 		a->err[which] = err;
+		bad++;
 	}
 	return 0;
 }

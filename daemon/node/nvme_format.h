@@ -40,6 +40,9 @@
 /* Where a store's first sequence number lies: opens << NVME_SEQ_SHIFT. */
 #define NVME_SEQ_SHIFT		40
 
+/* More openings than there can have been. */
+#define NVME_OPENS_MAX		(UINT64_C(1) << 23)
+
 /* Likewise where an opening's numbers of checkpoints do. */
 #define NVME_CKPT_SHIFT		24
 

@@ -55,6 +55,9 @@ static int open_store(struct nvme *nv, void *buf)
 		err = nvme_super_make(nv, buf, bytes);
 	if (!err && nv->node.owner)
 		err = nvme_scan(nv, &o->found);
+	/* the copy that counted may have been behind: its medium refused it */
+	if (!err && o->found && o->found->max_opens < NVME_OPENS_MAX)
+		o->super.opens = max(o->super.opens, o->found->max_opens);
 	/* not before: a store that cannot be read is left as it is */
 	if (!err)
 		err = nvme_super_renew(nv, buf, make);

@@ -142,24 +142,37 @@ struct head_err {
 	int	super[2];
 };
 
-/* The first MiB, block by block where that is the only way. What cannot be read
- * is zero. */
+static int head_block(struct nvme *nv, char *head, uint32_t off,
+		      struct head_err *e)
+{
+	int err = nvme_open_read(nv, head + off, NVME_BLOCK, off);
+
+	if (err) {
+		memset(head + off, 0, NVME_BLOCK);
+		e->any = err;
+	}
+	return err;
+}
+
+/* The first MiB, block by block where that is the only way, the superblocks
+ * first. What cannot be read is zero. */
 static void head_read(struct nvme *nv, char *head, struct head_err *e)
 {
+	unsigned int bad = 0;
+	uint32_t off;
+
 	*e = (struct head_err){ .any = 0 };
 	if (!nvme_open_read(nv, head, NVME_HEAD_BYTES, 0))
 		return;
-	for (uint32_t off = 0; off < NVME_HEAD_BYTES; off += NVME_BLOCK) {
-		int err = nvme_open_read(nv, head + off, NVME_BLOCK, off);
-
-		if (!err)
-			continue;
-		memset(head + off, 0, NVME_BLOCK);
-		e->any = err;
-		if (!off)
-			e->super[0] = err;
-		if (off == NVME_SUPER2_OFF)
-			e->super[1] = err;
+	e->super[0] = head_block(nv, head, 0, e);
+	e->super[1] = head_block(nv, head, NVME_SUPER2_OFF, e);
+	if (e->super[0] && e->super[1])
+		return;
+	for (off = NVME_BLOCK; off < NVME_SUPER2_OFF; off += NVME_BLOCK) {
+		if (bad < NVME_BAD_MOST)
+			bad += !!head_block(nv, head, off, e);
+		else
+			memset(head + off, 0, NVME_BLOCK);
 	}
 }
 

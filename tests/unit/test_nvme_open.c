@@ -175,6 +175,30 @@ static void error_while_opening_passes(void **state)
 	rig_fini(&r);
 }
 
+/* A device that answers nothing is not asked for each block in turn. */
+static void dead_device_is_not_read_block_by_block(void **state)
+{
+	struct rig r;
+
+	used_rig(&r);
+	assert_int_equal(node_fault_set("nvme:openread:eio", NULL, 0), 0);
+	begin(&r);
+	rig_until(&r, r.n->stats.open_fails >= 2);
+	assert_true(node_fault_hits() <= 3 * (r.n->stats.open_fails + 1));
+	faults_end(&r);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	owners_equal(&after, &before);
+	rig_close(&r);
+
+	/* the superblocks and checkpoints answer, the journal does not */
+	assert_int_equal(node_fault_set("nvme:openread:eio:off=1048576:len=524288",
+					NULL, 0), 0);
+	begin(&r);
+	rig_until(&r, r.n->stats.open_fails >= 2);
+	assert_true(node_fault_hits() <= 40 * (r.n->stats.open_fails + 1));
+	rig_fini(&r);
+}
+
 static char folder[220];
 
 static void make_folder(struct rig *r)
@@ -240,7 +264,7 @@ static void end_while_it_is_tried_again(void **state)
 
 	used_rig(&r);
 	for (unsigned int i = 0; i < 20; i++) {
-		assert_int_equal(node_fault_set("nvme:openread:eio:ms=3", NULL,
+		assert_int_equal(node_fault_set("nvme:openread:eio:ms=2", NULL,
 						0), 0);
 		r.o.probe_ns = MSEC;
 		begin(&r);
@@ -442,6 +466,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(lock_that_is_had_late_is_taken),
 		cmocka_unit_test(error_while_opening_passes),
+		cmocka_unit_test(dead_device_is_not_read_block_by_block),
 		cmocka_unit_test(file_system_that_comes_late_is_waited_for),
 		cmocka_unit_test(nothing_is_made_among_the_devices),
 		cmocka_unit_test(store_that_is_refused_is_refused_once),

@@ -759,6 +759,32 @@ static void superblock_that_makes_no_sense_is_refused(void **state)
 	}
 }
 
+/* An opening's number is nobody else's, although no superblock may tell. */
+static void superblock_that_is_behind_the_journal_catches_up(void **state)
+{
+	struct nvme_super sb;
+	uint64_t opens;
+	struct rig r;
+
+	scan_rig(&r);
+	rig_close(&r);
+	for (int i = 0; i < 3; i++) {
+		owner_open(&r, &before);
+		add_blocks(&r, &before, 1);
+		opens = to_nvme(r.n)->open.super.opens;
+		rig_close(&r);
+	}
+	sb = super;
+	sb.opens = 1;
+	sb.crc = kvmm_crc32c(0, &sb, offsetof(struct nvme_super, crc));
+	poke(&r, 0, &sb, sizeof(sb));
+	poke(&r, NVME_SUPER2_OFF, &sb, sizeof(sb));
+	owner_open(&r, &after);
+	owners_equal(&after, &before);
+	assert_true(to_nvme(r.n)->open.super.opens > opens);
+	rig_fini(&r);
+}
+
 static void store_that_was_being_made_is_made_anew(void **state)
 {
 	struct nvme_super sb;
@@ -868,6 +894,7 @@ int main(void)
 		cmocka_unit_test(one_superblock_is_enough),
 		cmocka_unit_test(other_versions_and_sizes_are_never_misread),
 		cmocka_unit_test(superblock_that_makes_no_sense_is_refused),
+		cmocka_unit_test(superblock_that_is_behind_the_journal_catches_up),
 		cmocka_unit_test(store_that_was_being_made_is_made_anew),
 		cmocka_unit_test(random_damage_gives_no_wrong_record),
 	};
