@@ -523,10 +523,17 @@ static void writes_pause_while_the_journal_is_behind(void **state)
 	rig_fini(&r);
 }
 
+static bool refused_once;
+
+/* The medium can be written again before all is handed over. */
 static void slow_records(struct node *n, const struct node_record *rec,
 			 unsigned int nr, bool *taken, void *arg)
 {
 	usleep(60000);
+	if (node_fault_hits()) {
+		refused_once = true;
+		node_fault_set(NULL, NULL, 0);
+	}
 	owner_records(n, rec, nr, taken, arg);
 }
 
@@ -546,8 +553,8 @@ static void read_only_while_starting_is_not_for_good(void **state)
 	assert_int_equal(owner_flush(&r), 0);
 	rig_close(&r);
 
-	assert_int_equal(node_fault_set("nvme:journal:erofs;nvme:write:erofs",
-					NULL, 0), 0);
+	refused_once = false;
+	assert_int_equal(node_fault_set("nvme:journal:erofs", NULL, 0), 0);
 	owner_init(&after);
 	after.ops.records = slow_records;
 	after.refuse = 1;
@@ -555,9 +562,7 @@ static void read_only_while_starting_is_not_for_good(void **state)
 	node_set_owner(r.n, &after.ops);
 	rig_until(&r, r.n->state != NODE_STARTING);
 	assert_int_equal(after.recovered, 1);
-	assert_true(node_fault_hits() > 0);
-	assert_false(node_writable(r.n));
-	assert_int_equal(node_fault_set(NULL, NULL, 0), 0);
+	assert_true(refused_once);
 	rig_until(&r, node_writable(r.n));
 	assert_int_equal(op_write(&r, &slot, r.mem, 4096, "a", &crc), 0);
 	rig_fini(&r);

@@ -604,6 +604,28 @@ static void journal_that_cannot_be_read_is_not_at_its_end(void **state)
 	rig_fini(&r);
 }
 
+/* Nor does a damaged block end it while what is behind cannot be asked. */
+static void damage_before_what_cannot_be_read_is_no_end(void **state)
+{
+	struct rig r;
+
+	long_rig(&r);
+	for (int i = 0; i < 12; i++)
+		add_blocks(&r, &before, 6);
+	rig_close(&r);
+	poke_random(&r, journal_at(10) + 100, 1, 3);
+	fault_at(journal_at(64), 20);
+	owner_init(&after);
+	rig_make(&r);
+	node_set_owner(r.n, &after.ops);
+	rig_until(&r, r.n->stats.open_fails >= 2);
+	node_fault_set(NULL, NULL, 0);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	assert_int_equal(after.nr_found, 71 * PER_BLOCK);
+	assert_int_equal(r.n->stats.recover_dropped, 1);
+	rig_fini(&r);
+}
+
 static void checkpoint_that_cannot_be_read_is_not_damaged(void **state)
 {
 	struct rig r;
@@ -889,6 +911,7 @@ int main(void)
 		cmocka_unit_test(journal_that_was_written_over_further_on_is_refused),
 		cmocka_unit_test(attempts_never_share_a_number),
 		cmocka_unit_test(journal_that_cannot_be_read_is_not_at_its_end),
+		cmocka_unit_test(damage_before_what_cannot_be_read_is_no_end),
 		cmocka_unit_test(checkpoint_that_cannot_be_read_is_not_damaged),
 		cmocka_unit_test(random_faults_while_opening_lose_nothing),
 		cmocka_unit_test(one_superblock_is_enough),
