@@ -5,7 +5,8 @@
  *	nvme.c		making, ending, the loop's entry points, status
  *	nvme_open.c	start-up, again and again; the watch on the file
  *	nvme_file.c	found or made, locked, as long as configured, reserved
- *	nvme_io.c	an I/O's life: queues, start, checksum, deadline, end
+ *	nvme_io.c	an I/O's life: queues, start, checksum, end
+ *	nvme_time.c	its deadlines
  *	nvme_health.c	states of the device, probes, zero-writing, estimates
  *	nvme_discard.c	telling the medium what is empty
  *	nvme_flush.c	telling it to write down what it has
@@ -417,8 +418,6 @@ int nvme_file_written(struct nvme *nv);
 int nvme_submit(struct node *n, struct node_io *io);
 int nvme_cancel(struct node *n, struct node_io *io);
 void nvme_raise(struct node *n, struct node_io *io, enum node_prio prio);
-void nvme_set_deadline(struct node *n, struct node_io *io,
-		       uint64_t deadline_ns);
 bool nvme_buf_busy(const struct node *n, const void *addr, uint64_t len);
 void nvme_start_queued(struct nvme *nv, uint64_t now);
 void nvme_end_queued(struct nvme *nv, bool reads_too, int result);
@@ -426,6 +425,9 @@ void nvme_io_poll(struct nvme *nv, uint64_t now);
 void nvme_crc_flush(struct nvme *nv);
 uint64_t nvme_io_next(const struct nvme *nv);
 bool nvme_io_check(const struct nvme *nv);
+
+/* Out of the queue; it ends with @result at the next poll. */
+void nvme_queue_leave(struct nvme *nv, struct node_io *io, int result);
 
 /* The node's own I/O: started at once, only @done is called, at its end. */
 void nvme_start_own(struct nvme *nv, struct node_io *io, uint64_t now);
@@ -439,6 +441,17 @@ void nvme_end_soon(struct nvme *nv, struct node_io *io, int res);
 
 /* The engine has done with @io: bytes moved or -errno. */
 void nvme_engine_done(struct nvme *nv, struct node_io *io, int res);
+
+/* nvme_time.c */
+
+/* Add, or move to a new deadline. */
+void nvme_heap_set(struct nvme *nv, struct node_io *io, uint64_t expire_ns);
+void nvme_heap_del(struct nvme *nv, struct node_io *io);
+bool nvme_heap_check(const struct nvme *nv);
+void nvme_set_deadline(struct node *n, struct node_io *io,
+		       uint64_t deadline_ns);
+void nvme_time_poll(struct nvme *nv, uint64_t now);
+uint64_t nvme_time_next(const struct nvme *nv);
 
 /* nvme_discard.c */
 void nvme_discard_poll(struct nvme *nv, uint64_t now);

@@ -18,17 +18,11 @@
  * write needs both in any order; a read's checksum begins when its data are
  * there. It ends when no part is left.
  *
- * Deadlines are one heap. An I/O that is still queued ends at its deadline. One
- * that the kernel has cannot be taken back, whatever io_uring's cancel says in
- * better cases: at its deadline the caller gets its answer, and the I/O stays
- * in flight, with memory and slot, until the kernel is done with it ("late").
- * Apart from the caller's deadline the device has one of its own, io_timeout
- * from the start: only missing that one counts against the device.
+ * Deadlines are in nvme_time.c.
  *
  * Callbacks may hand in, cancel and raise I/O. So no list is walked across a
  * callback: each loop takes the first entry until none is left.
  */
-#include <assert.h>
 #include <errno.h>
 #include <string.h>
 
@@ -36,63 +30,6 @@
 #include "kernels/kernels.h"
 
 #define WRITEBACK_SHARE	8	/* at least one start in so many */
-
-/* ---- the heap ------------------------------------------------------------ */
-
-static void heap_place(struct nvme *nv, uint32_t ix, struct node_io *io)
-{
-	nv->heap[ix] = io;
-	io->priv.heap_ix = ix + 1;
-}
-
-static void heap_sift(struct nvme *nv, uint32_t ix, struct node_io *io)
-{
-	while (ix && nv->heap[(ix - 1) / 2]->priv.expire_ns >
-		     io->priv.expire_ns) {
-		heap_place(nv, ix, nv->heap[(ix - 1) / 2]);
-		ix = (ix - 1) / 2;
-	}
-	for (;;) {
-		uint32_t kid = 2 * ix + 1;
-
-		if (kid >= nv->heap_nr)
-			break;
-		if (kid + 1 < nv->heap_nr &&
-		    nv->heap[kid + 1]->priv.expire_ns <
-		    nv->heap[kid]->priv.expire_ns)
-			kid++;
-		if (nv->heap[kid]->priv.expire_ns >= io->priv.expire_ns)
-			break;
-		heap_place(nv, ix, nv->heap[kid]);
-		ix = kid;
-	}
-	heap_place(nv, ix, io);
-}
-
-/* Add, or move to a new deadline. */
-static void heap_set(struct nvme *nv, struct node_io *io, uint64_t expire_ns)
-{
-	io->priv.expire_ns = expire_ns;
-	if (!io->priv.heap_ix) {
-		assert(nv->heap_nr < nv->heap_max);
-		nv->heap_nr++;
-		io->priv.heap_ix = nv->heap_nr;
-	}
-	heap_sift(nv, io->priv.heap_ix - 1, io);
-}
-
-static void heap_del(struct nvme *nv, struct node_io *io)
-{
-	uint32_t ix = io->priv.heap_ix - 1;
-	struct node_io *last;
-
-	if (!io->priv.heap_ix)
-		return;
-	io->priv.heap_ix = 0;
-	last = nv->heap[--nv->heap_nr];
-	if (last != io)
-		heap_sift(nv, ix, last);
-}
 
 /* ---- the checksum -------------------------------------------------------- */
 
@@ -225,7 +162,7 @@ static void io_finish(struct nvme *nv, struct node_io *io)
 	int res = io->priv.res;
 	uint32_t crc;
 
-	heap_del(nv, io);
+	nvme_heap_del(nv, io);
 	nv->nr_started--;
 	if (res != (int)io_bytes(io)) {
 		io_end(io, io_error(nv, io, res));
@@ -261,7 +198,7 @@ static void io_finish(struct nvme *nv, struct node_io *io)
 static void own_done(struct nvme *nv, struct node_io *io, int res)
 {
 	nv->nr_own--;
-	heap_del(nv, io);
+	nvme_heap_del(nv, io);
 	list_del(&io->priv.list);
 	io->priv.stage = IO_IDLE;
 	io->done(io, res == (int)io_bytes(io) ? 0 : res < 0 ? res : -EIO);
@@ -379,7 +316,7 @@ static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
 
 	if (io->deadline_ns)
 		expire = min(expire, io->deadline_ns);
-	heap_set(nv, io, expire);
+	nvme_heap_set(nv, io, expire);
 	nv->queued--;
 	nv->nr_started++;
 	nv->inflight++;
@@ -407,7 +344,7 @@ static void start_own(struct nvme *nv, struct node_io *io, bool sync,
 	io->late = false;
 	list_init(&io->priv.list);
 	nv->nr_own++;
-	heap_set(nv, io, now + nv->opts.io_timeout_ns);
+	nvme_heap_set(nv, io, now + nv->opts.io_timeout_ns);
 	io_launch(nv, io, now);
 	if (io->dir == NODE_WRITE)
 		nvme_take_room(nv, io_bytes(io));
@@ -490,7 +427,7 @@ int nvme_submit(struct node *n, struct node_io *io)
 	io->late = false;
 	io->result = 0;
 	list_add_tail(&nv->queue[io->prio], &io->priv.list);
-	heap_set(nv, io, io->deadline_ns ? io->deadline_ns :
+	nvme_heap_set(nv, io, io->deadline_ns ? io->deadline_ns :
 			 now + nv->opts.queue_timeout_ns);
 	nv->queued++;
 	st->queued++;
@@ -498,10 +435,9 @@ int nvme_submit(struct node *n, struct node_io *io)
 	return 0;
 }
 
-/* Out of the queue; it ends with @result at the next poll. */
-static void queue_leave(struct nvme *nv, struct node_io *io, int result)
+void nvme_queue_leave(struct nvme *nv, struct node_io *io, int result)
 {
-	heap_del(nv, io);
+	nvme_heap_del(nv, io);
 	nv->queued--;
 	nv->node.stats.dir[io->dir].queued--;
 	nv->node.stats.dir[io->dir].queued_bytes -= io_bytes(io);
@@ -517,7 +453,7 @@ void nvme_end_queued(struct nvme *nv, bool reads_too, int result)
 	for (int p = 0; p < NODE_NR_PRIOS; p++)
 		list_for_each_entry_safe(io, tmp, &nv->queue[p], priv.list)
 			if (reads_too || io->dir == NODE_WRITE)
-				queue_leave(nv, io, result);
+				nvme_queue_leave(nv, io, result);
 }
 
 int nvme_cancel(struct node *n, struct node_io *io)
@@ -527,7 +463,7 @@ int nvme_cancel(struct node *n, struct node_io *io)
 	if (io->priv.stage != IO_QUEUED)
 		return -EALREADY;
 	n->stats.dir[io->dir].cancelled++;
-	queue_leave(nv, io, -ECANCELED);
+	nvme_queue_leave(nv, io, -ECANCELED);
 	return 0;
 }
 
@@ -537,31 +473,6 @@ void nvme_raise(struct node *n, struct node_io *io, enum node_prio prio)
 		return;
 	io->prio = prio;
 	list_move_tail(&to_nvme(n)->queue[prio], &io->priv.list);
-}
-
-void nvme_set_deadline(struct node *n, struct node_io *io,
-		       uint64_t deadline_ns)
-{
-	struct nvme *nv = to_nvme(n);
-	uint64_t expire = deadline_ns ? deadline_ns : DEADLINE_NONE;
-
-	switch (io->priv.stage) {
-	case IO_QUEUED:
-		if (!deadline_ns)
-			expire = now_ns() + nv->opts.queue_timeout_ns;
-		break;
-	case IO_STALLED:
-	case IO_FLYING:
-		if (io->late)
-			return;
-		expire = min(expire,
-			     io->priv.start_ns + nv->opts.io_timeout_ns);
-		break;
-	default:
-		return;
-	}
-	io->deadline_ns = deadline_ns;
-	heap_set(nv, io, expire);
 }
 
 static bool list_busy(const struct list *head, const char *from, const char *to)
@@ -627,50 +538,19 @@ static void stalled_poll(struct nvme *nv, uint64_t now)
 	}
 }
 
-static void io_expire(struct nvme *nv, struct node_io *io, uint64_t now)
-{
-	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
-	uint64_t device = io->priv.start_ns + nv->opts.io_timeout_ns;
-	bool first = !io->late;
-
-	if (io->priv.stage == IO_QUEUED) {
-		st->expired++;
-		queue_leave(nv, io, -ETIMEDOUT);
-		return;
-	}
-	io->late = true;
-	if (now < device) {
-		heap_set(nv, io, device);
-	} else {
-		heap_del(nv, io);
-		if (io->priv.parts & IO_PART_ENGINE)
-			nvme_miss(nv, "timeout", now);
-	}
-	if (!first)
-		return;
-	if (io->priv.stage == IO_FLYING && io->priv.parts & IO_PART_ENGINE)
-		nv->eng->cancel(nv, io);
-	if (io->priv.internal)
-		return;
-	st->late++;
-	io->done(io, -ETIMEDOUT);
-}
-
 void nvme_io_poll(struct nvme *nv, uint64_t now)
 {
 	struct node_io *io;
 
 	stalled_poll(nv, now);
-	while (nv->heap_nr && nv->heap[0]->priv.expire_ns <= now)
-		io_expire(nv, nv->heap[0], now);
+	nvme_time_poll(nv, now);
 	while ((io = list_first(&nv->ending, struct node_io, priv.list)))
 		io_end(io, io->priv.res);
 }
 
 uint64_t nvme_io_next(const struct nvme *nv)
 {
-	uint64_t next = nv->heap_nr ? nv->heap[0]->priv.expire_ns :
-				      DEADLINE_NONE;
+	uint64_t next = nvme_time_next(nv);
 	const struct node_io *io;
 
 	if (!list_empty(&nv->ending) || next_start(nv))
@@ -686,14 +566,8 @@ bool nvme_io_check(const struct nvme *nv)
 
 	for (int p = 0; p < NODE_NR_PRIOS; p++)
 		queued += list_count(&nv->queue[p]);
-	for (uint32_t i = 0; i < nv->heap_nr; i++) {
-		if (nv->heap[i]->priv.heap_ix != i + 1)
-			return false;
-		if (i && nv->heap[(i - 1) / 2]->priv.expire_ns >
-			 nv->heap[i]->priv.expire_ns)
-			return false;
-	}
-	return queued == nv->queued && nv->inflight_wb <= nv->inflight &&
+	return nvme_heap_check(nv) && queued == nv->queued &&
+	       nv->inflight_wb <= nv->inflight &&
 	       nv->inflight <= nv->opts.depth &&
 	       nv->inflight <= nv->nr_started &&
 	       nv->nr_started + nv->nr_own ==
