@@ -262,7 +262,8 @@ enum nvme_engine {
  * @sqpoll:	io_uring: a thread of the kernel's takes I/O from memory, without
  *		a system call; where it is refused, the usual way, and status says so
  * @discard:	tell the medium of segments that became empty (nvme_discard.c)
- * @io_timeout_ns: an I/O the kernel keeps longer is given up; 500 ms
+ * @io_timeout_ns: an I/O the kernel keeps longer is given up; 500 ms, and the
+ *		time that what is in flight takes a slow device
  * @queue_timeout_ns: an I/O without deadline is given up when it waited this
  *		long; 10 s
  * @recover_ns:	a degraded device is online again after this time without a
@@ -605,7 +606,8 @@ struct node_io {
 	struct node_io_priv {
 		struct node	*node;
 		struct list	list;		/* a queue, or what is in flight */
-		uint64_t	start_ns;	/* when the kernel got it */
+		uint64_t	start_ns;	/* when the engine got it */
+		_Atomic uint64_t begun_ns;	/* when the kernel did; 0 */
 		uint64_t	expire_ns;	/* key in the heap of deadlines */
 		uint64_t	due_ns;		/* end of an injected stall */
 		uint32_t	heap_ix;	/* place there + 1; 0: not in it */
@@ -618,6 +620,7 @@ struct node_io {
 		uint8_t		fault;
 		bool		internal;	/* the node's own I/O */
 		bool		sync;		/* on the medium at its end */
+		bool		missed;		/* the device's time is over */
 		struct work	crc_work;
 		struct work	io_work;
 	} priv;

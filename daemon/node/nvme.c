@@ -42,15 +42,17 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 {
 	struct nvme *nv = to_nvme(n);
 	unsigned int nr = work_poll(nv->aux, 0);
+	unsigned int reaped;
 	uint64_t now;
 
 	nv->crc_left = NVME_CRC_INLINE;
 	if (nv->drained)
 		return nr;
-	nr += nv->eng->reap(nv, budget);
+	reaped = nv->eng->reap(nv, budget);
+	nr += reaped;
 	now = now_ns();
 	nvme_open_poll(nv, now);
-	nvme_io_poll(nv, now);
+	nvme_io_poll(nv, now, !budget || reaped < budget);
 	nvme_recover_poll(nv);
 	nvme_health_poll(nv, now);
 	nvme_discard_poll(nv, now);
@@ -73,7 +75,8 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 						    memory_order_relaxed);
 	n->stats.plain_bytes = atomic_load_explicit(&nv->plain_bytes,
 						    memory_order_relaxed);
-	return nr;
+	/* who gave a budget asks whether it was used up */
+	return budget ? min(nr, budget) : nr;
 }
 
 static uint64_t nvme_next_deadline(const struct node *n)

@@ -277,6 +277,8 @@ struct nvme_rate {
  * @nr_started:	callers' I/Os in @stalled and @flying: @inflight, and those that
  *		only a checksum is missing from
  * @nr_own:	the node's own I/Os that the engine has
+ * @own_bytes:	and their bytes by direction
+ * @nr_missed:	I/Os that the engine has and the device's time is over for
  * @row:	I/Os started since the last write-back
  * @heap:	I/Os by @expire_ns; @heap_nr of @heap_max places
  * @journal:	and
@@ -316,6 +318,8 @@ struct nvme {
 	uint64_t		inflight_bytes[2];
 	uint32_t		nr_started;
 	uint32_t		nr_own;
+	uint64_t		own_bytes[2];
+	uint32_t		nr_missed;
 	uint32_t		row;
 	struct node_io		**heap;
 	uint32_t		heap_nr;
@@ -421,7 +425,8 @@ void nvme_raise(struct node *n, struct node_io *io, enum node_prio prio);
 bool nvme_buf_busy(const struct node *n, const void *addr, uint64_t len);
 void nvme_start_queued(struct nvme *nv, uint64_t now);
 void nvme_end_queued(struct nvme *nv, bool reads_too, int result);
-void nvme_io_poll(struct nvme *nv, uint64_t now);
+/* @all_seen: what the kernel has done with by now has been reported */
+void nvme_io_poll(struct nvme *nv, uint64_t now, bool all_seen);
 void nvme_crc_flush(struct nvme *nv);
 uint64_t nvme_io_next(const struct nvme *nv);
 bool nvme_io_check(const struct nvme *nv);
@@ -439,6 +444,13 @@ void nvme_start_meta(struct nvme *nv, struct node_io *io, uint64_t now);
  * nvme_io_poll(), since now is no time for callbacks. */
 void nvme_end_soon(struct nvme *nv, struct node_io *io, int res);
 
+/* The kernel begins with @io now; any thread. Relaxed: nothing hangs on it but
+ * how long it may take. */
+static inline void nvme_io_begun(struct node_io *io, uint64_t now)
+{
+	atomic_store_explicit(&io->priv.begun_ns, now, memory_order_relaxed);
+}
+
 /* The engine has done with @io: bytes moved or -errno. */
 void nvme_engine_done(struct nvme *nv, struct node_io *io, int res);
 
@@ -450,6 +462,7 @@ void nvme_heap_del(struct nvme *nv, struct node_io *io);
 bool nvme_heap_check(const struct nvme *nv);
 void nvme_set_deadline(struct node *n, struct node_io *io,
 		       uint64_t deadline_ns);
+uint64_t nvme_first_expiry(const struct nvme *nv, const struct node_io *io);
 void nvme_time_poll(struct nvme *nv, uint64_t now);
 uint64_t nvme_time_next(const struct nvme *nv);
 

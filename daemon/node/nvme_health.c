@@ -16,9 +16,9 @@
  * probe writes and reads a block of its own once in probe_ns; the way up is
  * probed, and never tried out on a page.
  *
- * Two errors are about writes only and count as no misses. EROFS: DEGRADED
- * until a probe's write succeeds. ENOSPC (a file system that could not
- * preallocate, a thin volume): writes are off for probe_ns, when one may try,
+ * Two kinds of errors are about writes only and count as no misses. EROFS and
+ * EPERM: DEGRADED until a probe's write succeeds. ENOSPC, EDQUOT and EFBIG (a
+ * file system that could not preallocate, a thin volume, a quota): writes are off for probe_ns, when one may try,
  * or, once a slot is freed, for FULL_NS. Not at once: the slot whose write just
  * failed is freed, too, and the next would fail in the same way, for ever and as
  * fast as the CPU can.
@@ -213,9 +213,11 @@ static void probe_done(struct node_io *io, int result)
 		probe_verdict(nv, !result && !io->late, now);
 		return;
 	}
-	/* A device that can only be read is not a failed one. */
-	h->read_only = result == -EROFS || result == -EPERM;
-	if (io->late || (result && !h->read_only)) {
+	/* A device that can only be read is not a failed one, nor a full one. */
+	h->read_only = result == -EROFS;
+	if (result == -ENOSPC)
+		nvme_refused(nv, result, now);
+	else if (io->late || (result && !h->read_only)) {
 		probe_verdict(nv, false, now);
 		return;
 	}
@@ -239,7 +241,7 @@ static void zero_done(struct node_io *io, int result)
 
 	z->active = false;
 	if (result) {
-		slots_zero_done(&nv->slots, (uint32_t)z->seg, false);
+		slots_zero_done(&nv->slots, (uint32_t)z->seg, result);
 		z->seg = -1;
 		z->next_ns = now + nv->opts.probe_ns;
 		if (result == -EROFS || result == -ENOSPC)
@@ -256,7 +258,7 @@ static void zero_done(struct node_io *io, int result)
 		return;
 	if (nv->slots.seg[z->seg].nr_bad)
 		nvme_log_zeroed(nv, (uint32_t)z->seg);
-	slots_zero_done(&nv->slots, (uint32_t)z->seg, true);
+	slots_zero_done(&nv->slots, (uint32_t)z->seg, 0);
 	z->seg = -1;
 }
 

@@ -106,52 +106,59 @@ static void io_end(struct node_io *io, int result)
 	io->release(io);
 }
 
-/* Count an error of the engine's; returns what the caller is told. */
-static int io_error(struct nvme *nv, struct node_io *io, int res)
+/* The kernel's answer in the words that everybody here knows: EROFS, ENOSPC and,
+ * where the medium is to blame, EIO; others as they are. */
+static int errno_map(int res)
 {
-	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
-	uint64_t now = now_ns();
-	const char *what = io->dir == NODE_WRITE ? "write" : "read";
-
 	switch (res) {
-	case -ECANCELED:
-		return res;		/* by us, after its deadline */
 	case -EROFS:
 	case -EPERM:
-		st->erofs++;
-		if (io->dir == NODE_WRITE)
-			nvme_refused(nv, -EROFS, now);
 		return -EROFS;
 	case -ENOSPC:
 	case -EDQUOT:
 	case -EFBIG:
-		st->enospc++;
-		if (io->dir == NODE_WRITE)
-			nvme_refused(nv, -ENOSPC, now);
 		return -ENOSPC;
-	case -ENODATA:
-		st->enodata++;
-		slots_mark_bad(&nv->slots, &io->slot);
-		break;
 	case -EIO:
+	case -ENODATA:
 	case -EILSEQ:
 	case -EREMOTEIO:
 	case -EBADE:
 	case -EUCLEAN:
-		st->eio++;
+		return -EIO;
+	default:
+		return res >= 0 ? -EIO : res;	/* short */
+	}
+}
+
+/* Count an error of the engine's; returns what the caller is told. */
+static int io_error(struct nvme *nv, struct node_io *io, int res)
+{
+	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
+	int err = errno_map(res);
+
+	switch (err) {
+	case -ECANCELED:
+		return err;		/* by us, after its deadline */
+	case -EROFS:
+	case -ENOSPC:
+		st->erofs += err == -EROFS;
+		st->enospc += err == -ENOSPC;
+		if (io->dir == NODE_WRITE)
+			nvme_refused(nv, err, now_ns());
+		return err;
+	case -EIO:
+		st->enodata += res == -ENODATA;
+		st->nr_short += res >= 0;
+		st->eio += res < 0 && res != -ENODATA;
 		slots_mark_bad(&nv->slots, &io->slot);
 		break;
 	default:
-		if (res >= 0) {
-			st->nr_short++;
-			slots_mark_bad(&nv->slots, &io->slot);
-		} else {
-			st->other++;
-		}
+		st->other++;
 		break;
 	}
-	if (!io->late)
-		nvme_miss(nv, what, now);
+	if (!io->priv.missed)
+		nvme_miss(nv, io->dir == NODE_WRITE ? "write" : "read",
+			  now_ns());
 	return -EIO;
 }
 
@@ -179,7 +186,7 @@ static void io_finish(struct nvme *nv, struct node_io *io)
 		 * lost in it, and the medium is no worse for that. */
 		if (io->slot.seq >= nv->first_seq) {
 			slots_mark_bad(&nv->slots, &io->slot);
-			if (!io->late)
+			if (!io->priv.missed)
 				nvme_miss(nv, "checksum", now_ns());
 		}
 		io_end(io, -EBADMSG);
@@ -190,7 +197,7 @@ static void io_finish(struct nvme *nv, struct node_io *io)
 	st->data_bytes += io->len;
 	if (io->priv.buf_ix >= 0)
 		nv->node.stats.fixed_ios++;
-	if (!io->late)
+	if (!io->priv.missed)
 		nvme_good(nv, io->dir);
 	io_end(io, 0);
 }
@@ -198,10 +205,11 @@ static void io_finish(struct nvme *nv, struct node_io *io)
 static void own_done(struct nvme *nv, struct node_io *io, int res)
 {
 	nv->nr_own--;
+	nv->own_bytes[io->dir] -= io_bytes(io);
 	nvme_heap_del(nv, io);
 	list_del(&io->priv.list);
 	io->priv.stage = IO_IDLE;
-	io->done(io, res == (int)io_bytes(io) ? 0 : res < 0 ? res : -EIO);
+	io->done(io, res == (int)io_bytes(io) ? 0 : errno_map(res));
 }
 
 /*
@@ -220,6 +228,7 @@ void nvme_engine_done(struct nvme *nv, struct node_io *io, int res)
 	if (io->priv.fault == FAULT_TORN && res >= 0)
 		res = (int)io_bytes(io);
 	io->priv.res = res;
+	nv->nr_missed -= io->priv.missed;
 	fault_tap(&nv->node, FAULT_TAP_END, io);
 	if (io->priv.internal) {
 		own_done(nv, io, res);
@@ -265,6 +274,7 @@ static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 
 	io->priv.stage = IO_FLYING;
 	io->priv.start_ns = now;
+	nvme_io_begun(io, 0);
 	io->priv.parts = IO_PART_ENGINE;
 	io->priv.buf_ix = -1;
 	io->priv.res = 0;
@@ -296,6 +306,7 @@ static void io_launch(struct nvme *nv, struct node_io *io, uint64_t now)
 		io->priv.due_ns = now + f.ms * NSEC_PER_MSEC;
 		break;
 	}
+	nvme_io_begun(io, now);
 	io->priv.stage = IO_STALLED;
 	list_move_tail(&nv->stalled, &io->priv.list);
 }
@@ -312,11 +323,7 @@ void nvme_end_soon(struct nvme *nv, struct node_io *io, int res)
 static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
 {
 	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
-	uint64_t expire = now + nv->opts.io_timeout_ns;
 
-	if (io->deadline_ns)
-		expire = min(expire, io->deadline_ns);
-	nvme_heap_set(nv, io, expire);
 	nv->queued--;
 	nv->nr_started++;
 	nv->inflight++;
@@ -328,6 +335,8 @@ static void io_start(struct nvme *nv, struct node_io *io, uint64_t now)
 	    (!nv->rate[io->dir].from || st->inflight == 1))
 		nv->rate[io->dir].from = now;
 	io->priv.ident_crc = ident_crc(nv, io);
+	io->priv.start_ns = now;
+	nvme_heap_set(nv, io, nvme_first_expiry(nv, io));
 	io_launch(nv, io, now);
 	if (io->dir == NODE_WRITE) {
 		crc_start(nv, io);
@@ -341,10 +350,13 @@ static void start_own(struct nvme *nv, struct node_io *io, bool sync,
 	io->priv.node = &nv->node;
 	io->priv.internal = true;
 	io->priv.sync = sync;
+	io->priv.missed = false;
 	io->late = false;
 	list_init(&io->priv.list);
 	nv->nr_own++;
-	nvme_heap_set(nv, io, now + nv->opts.io_timeout_ns);
+	nv->own_bytes[io->dir] += io_bytes(io);
+	io->priv.start_ns = now;
+	nvme_heap_set(nv, io, nvme_first_expiry(nv, io));
 	io_launch(nv, io, now);
 	if (io->dir == NODE_WRITE)
 		nvme_take_room(nv, io_bytes(io));
@@ -538,12 +550,14 @@ static void stalled_poll(struct nvme *nv, uint64_t now)
 	}
 }
 
-void nvme_io_poll(struct nvme *nv, uint64_t now)
+void nvme_io_poll(struct nvme *nv, uint64_t now, bool all_seen)
 {
 	struct node_io *io;
 
 	stalled_poll(nv, now);
-	nvme_time_poll(nv, now);
+	/* what lies completed and was not looked at yet is not late */
+	if (all_seen)
+		nvme_time_poll(nv, now);
 	while ((io = list_first(&nv->ending, struct node_io, priv.list)))
 		io_end(io, io->priv.res);
 }

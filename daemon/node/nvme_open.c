@@ -301,7 +301,7 @@ void nvme_open_poll(struct nvme *nv, uint64_t now)
 	if (o->running || now < o->next_ns || nv->node.state == NODE_OFFLINE)
 		return;
 	o->running = true;
-	o->taken = nv->inflight_bytes[NODE_WRITE];
+	o->taken = nv->inflight_bytes[NODE_WRITE] + nv->own_bytes[NODE_WRITE];
 	o->work.fn = watch ? watch_work : open_work;
 	o->work.done = watch ? watch_work_done : open_work_done;
 	work_submit(nv->aux, &o->work);

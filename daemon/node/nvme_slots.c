@@ -469,11 +469,11 @@ int slots_zero_next(struct slot_store *s)
 	return (int)(seg - s->seg);
 }
 
-void slots_zero_done(struct slot_store *s, uint32_t ix, bool ok)
+void slots_zero_done(struct slot_store *s, uint32_t ix, int err)
 {
 	struct slot_seg *seg = &s->seg[ix];
 
-	if (ok) {
+	if (!err) {
 		s->nr_bad -= seg->nr_bad;
 		s->bad_bytes -= (uint64_t)seg->nr_bad * seg->slot_bytes;
 		seg_free_maps(seg);
@@ -484,7 +484,8 @@ void slots_zero_done(struct slot_store *s, uint32_t ix, bool ok)
 		seg->state = SEG_READY;
 		s->nr_ready++;
 	} else {
-		seg->tries++;
+		/* no space, or too late: that says nothing of the medium */
+		seg->tries += err == -EIO;
 		if (!seg->nr_bad)
 			seg->state = SEG_RAW;
 		else if (seg->tries < SLOT_ZERO_TRIES)

@@ -156,11 +156,12 @@ bool slots_next_bad(const struct slot_store *s, uint32_t seg, uint32_t *ix,
 /**
  * slots_zero_next() - which segment to zero-write next
  *
- * It is nobody's until slots_zero_done().
+ * It is nobody's until slots_zero_done(), which is told 0 or -errno. Where the
+ * medium refuses (-EIO) again and again the segment is given up.
  * Return: its number, or -ENOENT.
  */
 int slots_zero_next(struct slot_store *s);
-void slots_zero_done(struct slot_store *s, uint32_t seg, bool ok);
+void slots_zero_done(struct slot_store *s, uint32_t seg, int err);
 
 /**
  * slots_discard_next() - an empty segment that the medium may be told of

@@ -33,6 +33,7 @@ static void rw_work(struct work *w)
 	uint32_t done = 0;
 	int err = 0;
 
+	nvme_io_begun(io, now_ns());
 	while (done < len) {
 		char *p = (char *)io->addr + done;
 		off_t off = (off_t)(io->slot.off + done);

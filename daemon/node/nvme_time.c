@@ -6,13 +6,22 @@
  * that the kernel has cannot be taken back, whatever io_uring's cancel says in
  * better cases: at its deadline the caller gets its answer, and the I/O stays
  * in flight, with memory and slot, until the kernel is done with it ("late").
- * Apart from the caller's deadline the device has one of its own, io_timeout
- * from the start: only missing that one counts against the device.
+ * Apart from the caller's deadline the device has one of its own: only missing
+ * that one counts against the device, and how an I/O ended that did not miss it
+ * counts as always, whether anybody still waits or not.
+ *
+ * The device's is io_timeout from when the kernel began, and the time that a slow
+ * device takes for all that is in flight: a quarter of the speed that was
+ * measured, or SLOW_BYTES_S, whatever is faster. What waits for one of the
+ * threads of that engine has not begun. Unless all of them are stuck, it waits
+ * as if it were queued.
  */
 #include <assert.h>
 #include <errno.h>
 
 #include "daemon/node/nvme.h"
+
+#define SLOW_BYTES_S	32000000u
 
 /* ---- the heap ------------------------------------------------------------ */
 
@@ -84,6 +93,50 @@ bool nvme_heap_check(const struct nvme *nv)
 
 /* ---- deadlines ----------------------------------------------------------- */
 
+/* How long a slow device would take for what is in flight. */
+static uint64_t moving_ns(const struct nvme *nv)
+{
+	uint64_t ns = 0;
+
+	for (int d = 0; d < 2; d++) {
+		uint64_t bytes_s = nv->node.stats.dir[d].bytes_s / 4;
+		uint64_t bytes = nv->inflight_bytes[d] + nv->own_bytes[d];
+
+		bytes_s = max(bytes_s, (uint64_t)SLOW_BYTES_S);
+		ns += (uint64_t)((unsigned __int128)bytes * NSEC_PER_SEC /
+				 bytes_s);
+	}
+	return ns;
+}
+
+/* When the device is to blame, as it looks now; or when to look again. */
+static uint64_t device_limit(const struct nvme *nv, const struct node_io *io,
+			     uint64_t now, bool *begun)
+{
+	uint64_t from = atomic_load_explicit(&io->priv.begun_ns,
+					     memory_order_relaxed);
+
+	/* one thread may be busy with what is no I/O */
+	*begun = from || nv->nr_missed >= max(nv->opts.threads - 1, 1u);
+	if (!*begun)
+		return min(now + nv->opts.io_timeout_ns, io->priv.start_ns +
+			   nv->opts.queue_timeout_ns);
+	return (from ? from : io->priv.start_ns) + nv->opts.io_timeout_ns +
+	       moving_ns(nv);
+}
+
+static uint64_t callers_limit(const struct node_io *io)
+{
+	return io->deadline_ns && !io->late && !io->priv.internal ?
+	       io->deadline_ns : DEADLINE_NONE;
+}
+
+uint64_t nvme_first_expiry(const struct nvme *nv, const struct node_io *io)
+{
+	return min(callers_limit(io), io->priv.start_ns +
+		   nv->opts.io_timeout_ns + moving_ns(nv));
+}
+
 void nvme_set_deadline(struct node *n, struct node_io *io,
 		       uint64_t deadline_ns)
 {
@@ -99,8 +152,8 @@ void nvme_set_deadline(struct node *n, struct node_io *io,
 	case IO_FLYING:
 		if (io->late)
 			return;
-		expire = min(expire,
-			     io->priv.start_ns + nv->opts.io_timeout_ns);
+		expire = min(expire, io->priv.start_ns +
+			     nv->opts.io_timeout_ns + moving_ns(nv));
 		break;
 	default:
 		return;
@@ -109,33 +162,54 @@ void nvme_set_deadline(struct node *n, struct node_io *io,
 	nvme_heap_set(nv, io, expire);
 }
 
-static void io_expire(struct nvme *nv, struct node_io *io, uint64_t now)
+/* The caller is told, and what can be taken back is. */
+static void io_late(struct nvme *nv, struct node_io *io)
 {
-	struct node_dir_stats *st = &nv->node.stats.dir[io->dir];
-	uint64_t device = io->priv.start_ns + nv->opts.io_timeout_ns;
-	bool first = !io->late;
-
-	if (io->priv.stage == IO_QUEUED) {
-		st->expired++;
-		nvme_queue_leave(nv, io, -ETIMEDOUT);
+	if (io->late)
 		return;
-	}
 	io->late = true;
-	if (now < device) {
-		nvme_heap_set(nv, io, device);
-	} else {
-		nvme_heap_del(nv, io);
-		if (io->priv.parts & IO_PART_ENGINE)
-			nvme_miss(nv, "timeout", now);
-	}
-	if (!first)
-		return;
 	if (io->priv.stage == IO_FLYING && io->priv.parts & IO_PART_ENGINE)
 		nv->eng->cancel(nv, io);
 	if (io->priv.internal)
 		return;
-	st->late++;
+	nv->node.stats.dir[io->dir].late++;
 	io->done(io, -ETIMEDOUT);
+}
+
+static void io_expire(struct nvme *nv, struct node_io *io, uint64_t now)
+{
+	bool begun;
+	uint64_t limit;
+
+	if (io->priv.stage == IO_QUEUED) {
+		nv->node.stats.dir[io->dir].expired++;
+		nvme_queue_leave(nv, io, -ETIMEDOUT);
+		return;
+	}
+	if (!(io->priv.parts & IO_PART_ENGINE) && now < callers_limit(io)) {
+		/* only the checksum is missing, which is no device's */
+		nvme_heap_del(nv, io);
+		if (callers_limit(io) != DEADLINE_NONE)
+			nvme_heap_set(nv, io, callers_limit(io));
+		return;
+	}
+	limit = device_limit(nv, io, now, &begun);
+	if (now < limit && now < callers_limit(io)) {
+		nvme_heap_set(nv, io, min(limit, callers_limit(io)));
+		return;
+	}
+	if (now < limit || !begun) {
+		nvme_heap_set(nv, io, now < limit ? limit :
+				      now + nv->opts.io_timeout_ns);
+	} else {
+		nvme_heap_del(nv, io);
+		if (io->priv.parts & IO_PART_ENGINE) {
+			io->priv.missed = true;
+			nv->nr_missed++;
+			nvme_miss(nv, "timeout", now);
+		}
+	}
+	io_late(nv, io);
 }
 
 void nvme_time_poll(struct nvme *nv, uint64_t now)

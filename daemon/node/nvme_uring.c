@@ -302,6 +302,7 @@ static void uring_start(struct nvme *nv, struct node_io *io)
 		nvme_end_soon(nv, io, -EAGAIN);
 		return;
 	}
+	nvme_io_begun(io, io->priv.start_ns);
 	io->priv.buf_ix = buf_find(u, io->addr, len);
 	if (io->priv.buf_ix < 0 && io->dir == NODE_WRITE)
 		io_uring_prep_write(sqe, fd, io->addr, len, io->slot.off);

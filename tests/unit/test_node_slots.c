@@ -143,7 +143,7 @@ static void zeroing_makes_segments_ready(void **state)
 	alloc_ok(&s, SEG, &a);
 	assert_int_equal(a.off, OFF + SEG);
 	assert_int_equal(slots_alloc(&s, SEG, &b), -ENOSPC);
-	slots_zero_done(&s, (uint32_t)z, true);
+	slots_zero_done(&s, (uint32_t)z, 0);
 	assert_true(slots_check(&s));
 	assert_int_equal(s.nr_ready, 1);
 	alloc_ok(&s, SEG, &b);
@@ -151,7 +151,7 @@ static void zeroing_makes_segments_ready(void **state)
 	assert_int_equal(slots_zero_next(&s), -ENOENT);
 	free_ok(&s, &a);
 	assert_int_equal(slots_zero_next(&s), 1);
-	slots_zero_done(&s, 1, true);
+	slots_zero_done(&s, 1, 0);
 	assert_false(slots_zero_wanted(&s));
 	slots_fini(&s);
 }
@@ -165,11 +165,31 @@ static void zeroing_gives_up_after_some_tries(void **state)
 	assert_int_equal(slots_init(&s, OFF, SEG, 1, written, 1), 0);
 	for (int i = 0; i < SLOT_ZERO_TRIES; i++) {
 		assert_int_equal(slots_zero_next(&s), 0);
-		slots_zero_done(&s, 0, false);
+		slots_zero_done(&s, 0, -EIO);
 		assert_true(slots_check(&s));
 	}
 	assert_int_equal(slots_zero_next(&s), -ENOENT);
 	alloc_ok(&s, SEG, &a);		/* still better than nothing */
+	slots_fini(&s);
+}
+
+static void no_space_for_zeroes_is_no_try(void **state)
+{
+	struct slot_store s;
+	struct node_slot a;
+
+	assert_int_equal(slots_init(&s, OFF, SEG, 1, NULL, 1), 0);
+	alloc_ok(&s, 4096, &a);
+	slots_mark_bad(&s, &a);
+	free_ok(&s, &a);
+	for (int i = 0; i < 3 * SLOT_ZERO_TRIES; i++) {
+		assert_int_equal(slots_zero_next(&s), 0);
+		slots_zero_done(&s, 0, i % 2 ? -ENOSPC : -ECANCELED);
+		assert_true(slots_check(&s));
+	}
+	assert_int_equal(slots_zero_next(&s), 0);
+	slots_zero_done(&s, 0, 0);
+	alloc_ok(&s, SEG, &a);
 	slots_fini(&s);
 }
 
@@ -195,7 +215,7 @@ static void bad_slot_goes_to_quarantine(void **state)
 	/* empty but for the bad one: not used before it was written anew */
 	assert_int_equal(slots_alloc(&s, SEG, &c), -ENOSPC);
 	assert_int_equal(slots_zero_next(&s), 0);
-	slots_zero_done(&s, 0, true);
+	slots_zero_done(&s, 0, 0);
 	assert_true(slots_check(&s));
 	assert_int_equal(s.bad_bytes, 0);
 	alloc_ok(&s, SEG, &c);
@@ -213,7 +233,7 @@ static void segment_that_stays_bad_is_not_used_again(void **state)
 	free_ok(&s, &a);
 	for (int i = 0; i < SLOT_ZERO_TRIES; i++) {
 		assert_int_equal(slots_zero_next(&s), 0);
-		slots_zero_done(&s, 0, false);
+		slots_zero_done(&s, 0, -EIO);
 		assert_true(slots_check(&s));
 	}
 	assert_int_equal(slots_zero_next(&s), -ENOENT);
@@ -397,7 +417,8 @@ static void random_use_keeps_every_law(void **state)
 		if (!rng_below(&r, 16) && z < 0)
 			z = slots_zero_next(&s);
 		else if (z >= 0 && !rng_below(&r, 8)) {
-			slots_zero_done(&s, (uint32_t)z, rng_below(&r, 10));
+			slots_zero_done(&s, (uint32_t)z,
+					rng_below(&r, 10) ? 0 : -EIO);
 			z = -1;
 		}
 		if (!rng_below(&r, 16) && d < 0) {
@@ -428,6 +449,7 @@ int main(void)
 		cmocka_unit_test(unwritten_segments_are_the_last_resort),
 		cmocka_unit_test(zeroing_makes_segments_ready),
 		cmocka_unit_test(zeroing_gives_up_after_some_tries),
+		cmocka_unit_test(no_space_for_zeroes_is_no_try),
 		cmocka_unit_test(bad_slot_goes_to_quarantine),
 		cmocka_unit_test(segment_that_stays_bad_is_not_used_again),
 		cmocka_unit_test(victim_is_the_emptiest_segment_of_another_size),

@@ -206,6 +206,89 @@ static void checkpoint_needs_no_room_above_the_floor(void **state)
 	rig_fini(&r);
 }
 
+/* ---- space ------------------------------------------------------------------- */
+
+/* Nothing but zero-writing, and it has no space: not a sick device. */
+static void idle_node_without_space(const char *fault)
+{
+	struct rig r;
+
+	rig_init_memory(&r);
+	r.o.probe_ns = 5 * MSEC;
+	assert_int_equal(node_fault_set(fault, NULL, 0), 0);
+	owner_open(&r, &before);
+	run_for(&r, 200 * MSEC);
+	assert_int_equal(r.n->state, NODE_ONLINE);
+	assert_true(to_nvme(r.n)->health.full);
+	assert_int_equal(to_nvme(r.n)->health.bad_row, 0);
+	assert_int_equal(r.n->stats.zeroed_bytes, 0);
+	node_fault_set(NULL, NULL, 0);
+	rig_until(&r, r.n->stats.zeroed_bytes);
+	assert_false(to_nvme(r.n)->health.full);
+	rig_fini(&r);
+}
+
+static void idle_node_over_quota_is_not_sick(void **state)
+{
+	idle_node_without_space("nvme:write:enospc");
+	idle_node_without_space("nvme:write:edquot");
+	idle_node_without_space("nvme:write:efbig");
+}
+
+static void eperm_is_read_only(void **state)
+{
+	struct rig r;
+
+	rig_init_memory(&r);
+	r.o.probe_ns = 5 * MSEC;
+	r.o.recover_ns = 50 * MSEC;
+	assert_int_equal(node_fault_set("nvme:write:eperm", NULL, 0), 0);
+	owner_open(&r, &before);
+	rig_until(&r, r.n->state == NODE_DEGRADED);
+	assert_non_null(strstr(r.n->why, "read-only"));
+	assert_int_equal(to_nvme(r.n)->health.bad_row, 0);
+	node_fault_set(NULL, NULL, 0);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	rig_fini(&r);
+}
+
+/* A node that was degraded for another reason gets well all the same. */
+static void full_device_answers_probes(void **state)
+{
+	struct rig r;
+
+	medium_rig(&r);
+	assert_int_equal(node_fault_set("nvme:write:edquot", NULL, 0), 0);
+	for (int i = 0; i < 3; i++)
+		nvme_miss(to_nvme(r.n), "test", now_ns());
+	assert_int_equal(r.n->state, NODE_DEGRADED);
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	assert_true(to_nvme(r.n)->health.full);
+	rig_fini(&r);
+}
+
+/* The look at the file system may not have seen them. */
+static void own_writes_under_way_take_room(void **state)
+{
+	struct nvme *nv;
+	struct rig r;
+
+	rig_init(&r);
+	r.o.sparse = true;
+	r.o.free_floor_pct = 1;
+	r.o.check_ns = 60 * NSEC_PER_SEC;
+	assert_int_equal(node_fault_set("nvme:write:stall:ms=500", NULL, 0),
+			 0);
+	owner_open(&r, &before);
+	nv = to_nvme(r.n);
+	rig_until(&r, nv->zero.active && !nv->open.running);
+	nv->open.next_ns = 0;
+	nv->open.taken = 0;
+	node_poll(r.n, 0);
+	assert_int_equal(nv->open.taken, NVME_ZERO_BYTES);
+	rig_fini(&r);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -215,6 +298,10 @@ int main(void)
 		cmocka_unit_test(failing_checkpoint_is_not_tried_in_a_circle),
 		cmocka_unit_test(who_waits_for_a_checkpoint_that_fails_is_told),
 		cmocka_unit_test(checkpoint_needs_no_room_above_the_floor),
+		cmocka_unit_test(idle_node_over_quota_is_not_sick),
+		cmocka_unit_test(eperm_is_read_only),
+		cmocka_unit_test(full_device_answers_probes),
+		cmocka_unit_test(own_writes_under_way_take_room),
 	};
 
 	return run_on_both_engines(tests);
