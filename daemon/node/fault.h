@@ -127,7 +127,12 @@ void fault_tap_set(void (*fn)(const struct node *n, enum fault_tap_when when,
 void fault_tap(const struct node *n, enum fault_tap_when when,
 	       const struct node_io *io);
 
-/** fault_broken() - does $KVMM_BREAK name this protection to be left out? */
+/**
+ * fault_broken() - does $KVMM_BREAK name this protection to be left out?
+ *
+ * A slot store knows crc (a read's checksum) and dsync (journal and checkpoints
+ * are on the medium when their writes end).
+ */
 bool fault_broken(const char *what);
 
 #else

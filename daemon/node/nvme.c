@@ -439,6 +439,7 @@ static int nvme_alloc(const struct nvme_opts *opts, struct work_pool *pool,
 	nv->open.fd = -1;
 	nv->zero.seg = -1;
 	nv->break_crc = fault_broken("crc");
+	nv->break_dsync = fault_broken("dsync");
 	for (int p = 0; p < NODE_NR_PRIOS; p++)
 		list_init(&nv->queue[p]);
 	list_init(&nv->ending);

@@ -261,6 +261,7 @@ struct nvme_rate {
  * @floored:	the last look at the file system found its free floor reached
  * @drained:	destroy got as far as stopping the engine
  * @break_crc:	test builds: accept what the checksum refuses
+ * @break_dsync: write journal and checkpoints as if they were data
  * @crc_left:	of NVME_CRC_INLINE, until the next poll
  * @crc_jobs:	checksums for workers, the last first; handed over when the engine
  *		has got all it can, since who is woken may take our CPU
@@ -305,6 +306,7 @@ struct nvme {
 	bool			floored;
 	bool			drained;
 	bool			break_crc;
+	bool			break_dsync;
 	uint32_t		crc_left;
 	struct work		*crc_jobs;
 	uint64_t		room;

@@ -28,7 +28,8 @@ static void threads_fini(struct nvme *nv)
 static void rw_work(struct work *w)
 {
 	struct node_io *io = container_of(w, struct node_io, priv.io_work);
-	int fd = to_nvme(io->priv.node)->fd;
+	const struct nvme *nv = to_nvme(io->priv.node);
+	bool sync = io->priv.sync && !nv->break_dsync;
 	uint32_t len = nvme_move_bytes(io);
 	uint32_t done = 0;
 	int err = 0;
@@ -39,9 +40,9 @@ static void rw_work(struct work *w)
 		off_t off = (off_t)(io->slot.off + done);
 		struct iovec iov = { .iov_base = p, .iov_len = len - done };
 		ssize_t n = io->dir == NODE_READ ?
-			    pread(fd, p, len - done, off) :
-			    pwritev2(fd, &iov, 1, off,
-				     io->priv.sync ? RWF_DSYNC : 0);
+			    pread(nv->fd, p, len - done, off) :
+			    pwritev2(nv->fd, &iov, 1, off,
+				     sync ? RWF_DSYNC : 0);
 
 		if (n > 0) {
 			done += (uint32_t)n;

@@ -314,7 +314,7 @@ static void uring_start(struct nvme *nv, struct node_io *io)
 	else
 		io_uring_prep_read_fixed(sqe, fd, io->addr, len, io->slot.off,
 					 io->priv.buf_ix);
-	if (io->priv.sync)
+	if (io->priv.sync && !nv->break_dsync)
 		sqe->rw_flags = RWF_DSYNC;
 	if (u->fixed_file)
 		sqe->flags |= IOSQE_FIXED_FILE;
