@@ -724,10 +724,22 @@ static void op_fault(struct fx *f, uint32_t c, uint32_t r)
 		"nvme0:read:flip:n=1", "nvme0:read:eio:n=1",
 		"nvme0:write:eio:n=1", "nvme0:write:drop:n=1",
 		"nvme0:read:short:n=1", "nvme0:write:enospc:n=1",
-		"nvme0:read:stall:ms=100:n=4", "",
+		"nvme0:read:stall:ms=100:n=4", "nvme0:read:enodata:n=1",
+		"nvme0:read:stale:n=1", "nvme0:write:torn:n=1",
+		"nvme0:journal:eio:n=1", "nvme0:journal:torn:n=1",
+		"nvme0:get:enomem:n=1", "nvme0:journal:eio:p=200:seed=",
+		"nvme0:write:reorder:ms=5:seed=", "nvme0:read:reorder:ms=5:seed=",
+		"nvme0:journal:reorder:ms=20:seed=", "",
 	};
+	const char *fault = faults[roll(sizeof(faults) / sizeof(faults[0]))];
+	size_t len = strlen(fault);
+	char rule[80];
 
-	ta_fault(&f->d, faults[roll(8)]);
+	if (len && fault[len - 1] == '=')
+		snprintf(rule, sizeof(rule), "%s%u", fault, roll(1000));
+	else
+		snprintf(rule, sizeof(rule), "%s", fault);
+	ta_fault(&f->d, rule);
 	seen.faults++;
 }
 

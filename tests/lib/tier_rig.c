@@ -156,6 +156,7 @@ static void rig_nvme(struct rig *r)
 {
 	struct nvme_opts no = {
 		.name = "nvme0", .path = r->o.nvme_path, .id = 1,
+		.engine = r->o.nvme_engine,
 		.bytes = r->o.nvme_bytes, .seg_bytes = 1 << 20,
 		.io_timeout_ns = NSEC_PER_SEC,
 		.recover_ns = 200 * NSEC_PER_MSEC,

@@ -29,6 +29,7 @@
  * @extent_bytes: 0: eight pages
  * @far_bytes:	of a second host node, beside the first; 0: none
  * @nvme_path:	a real slot store in this file instead of a fake one
+ * @nvme_engine: by which
  * @disk:	the fake one is persistent, and this is its disk
  * @hold:	... and finds nothing again before rig.blk->hold_recovery ends
  * @no_client:	rig_attach() comes later
@@ -42,6 +43,7 @@ struct rig_opts {
 	uint32_t	page_bytes, big_bytes;
 	uint64_t	direct_reclaim_ns, fetch_ns;
 	const struct kvmm_policy_v0 *policy;
+	enum nvme_engine nvme_engine;
 	const char	*nvme_path;
 	struct fake_disk *disk;
 	bool		hold;

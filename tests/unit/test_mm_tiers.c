@@ -15,12 +15,14 @@
 static struct rig rig;
 static struct rig *const r = &rig;
 static char path[256];
+static enum nvme_engine engine;
 
 static void start(uint64_t nvme_bytes)
 {
 	struct rig_opts o = {
 		.dram_bytes = 128 * 4096, .nvme_bytes = nvme_bytes,
-		.nvme_path = path, .direct_reclaim_ns = 2 * NSEC_PER_SEC,
+		.nvme_path = path, .nvme_engine = engine,
+		.direct_reclaim_ns = 2 * NSEC_PER_SEC,
 	};
 
 	rig_start(r, &o);
@@ -255,5 +257,10 @@ int main(void)
 		T(a_full_store_makes_room_for_another_size),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	int err;
+
+	engine = NVME_ENGINE_AUTO;
+	err = cmocka_run_group_tests_name("io_uring", tests, NULL, NULL);
+	engine = NVME_ENGINE_THREADS;
+	return err + cmocka_run_group_tests_name("threads", tests, NULL, NULL);
 }

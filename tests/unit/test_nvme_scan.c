@@ -922,5 +922,5 @@ int main(void)
 		cmocka_unit_test(random_damage_gives_no_wrong_record),
 	};
 
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	return run_on_both_engines(tests);
 }
