@@ -3,7 +3,8 @@
  * Checkpoints: all that is known, written to the one of two areas that does not
  * hold the last one, so that the journal before it can be forgotten.
  *
- *	IDLE -> LABELS -> RECORDS -> BAD -> WRITE -> JOURNAL -> CLOSE -> IDLE
+ *	IDLE -> LABELS -> RECORDS -> BAD --------> WRITE -> JOURNAL -> CLOSE -> IDLE
+ *	                              `-> LOG -----^ `--------------^
  *
  * The node keeps no records, the owner does: it is asked for them piece by
  * piece, while pages come and go. So a checkpoint is a picture that was not
@@ -14,9 +15,10 @@
  * the medium up to there.
  *
  * Where the journal cannot be written (an entry was lost, the ring is full, the
- * medium refuses), waiting for it would be for ever. Then everything is
- * collected in one go, which is a picture of one instant and needs nothing of
- * the journal, at the price of a long round of the loop.
+ * medium refuses), waiting for it would be for ever. Then its blocks from @from
+ * to @until, which are all in memory for the same reason, become part of the
+ * checkpoint, behind what was collected (LOG): it needs nothing of the ring
+ * before @until.
  *
  * The first block of the area is written last, and makes it valid. All parts go
  * with RWF_DSYNC, one after the other, behind reads that somebody waits for and
@@ -162,12 +164,14 @@ static uint64_t blocks_left(const struct nvme *nv)
 static void collect_bad(struct nvme *nv)
 {
 	const struct slot_store *s = &nv->slots;
+	uint64_t keep = nv->ckpt.whole ?
+			nvme_journal_mark(nv) - nv->ckpt.from : 0;
 
 	for (uint32_t i = 0; i < s->nr_segs; i++) {
 		struct node_slot slot = { .seq = s->next_seq };
 		uint32_t ix = 0;
 
-		while (blocks_left(nv) > 1 &&
+		while (blocks_left(nv) > keep + 1 &&
 		       slots_next_bad(s, i, &ix, &slot.off)) {
 			struct nvme_ent_slot *e;
 
@@ -179,6 +183,25 @@ static void collect_bad(struct nvme *nv)
 			e->seq = slot.seq;
 		}
 	}
+}
+
+/* A block of the journal each call. True: that was the last. */
+static bool collect_log(struct nvme *nv)
+{
+	struct nvme_ckpt *ck = &nv->ckpt;
+	const struct nvme_block *b;
+
+	if (ck->cursor >= ck->until)
+		return true;
+	b = nvme_journal_block(nv, ck->cursor);
+	if (!b || !buf_room(ck)) {
+		ck->failed = true;
+		return false;
+	}
+	memcpy(buf_block(ck, ck->nr), b, NVME_BLOCK);
+	buf_seal(nv);
+	ck->cursor++;
+	return false;
 }
 
 /* One step; a stage that is over leads to the next. */
@@ -204,7 +227,19 @@ static void collect_step(struct nvme *nv)
 		if (!ck->failed && buf_block(ck, ck->nr)->bytes)
 			buf_seal(nv);
 		ck->until = nvme_journal_mark(nv);
-		ck->stage = CKPT_WRITE;
+		ck->cursor = ck->from;
+		ck->stage = ck->whole ? CKPT_LOG : CKPT_WRITE;
+		return;
+	case CKPT_LOG:
+		for (unsigned int i = 0; i < NVME_GROUP_BLOCKS; i++) {
+			if (ck->failed)
+				return;
+			if (!collect_log(nv))
+				continue;
+			ck->from = ck->until;
+			ck->stage = CKPT_WRITE;
+			return;
+		}
 		return;
 	default:
 		return;
@@ -214,19 +249,7 @@ static void collect_step(struct nvme *nv)
 static bool collect_wanted(const struct nvme_ckpt *ck)
 {
 	return ck->stage < CKPT_WRITE && !ck->failed &&
-	       (ck->whole || ck->nr - ck->out < NVME_CKPT_BLOCKS);
-}
-
-/* One step each round of the loop, for who else is in it. */
-static void collect(struct nvme *nv)
-{
-	struct nvme_ckpt *ck = &nv->ckpt;
-
-	while (collect_wanted(ck)) {
-		collect_step(nv);
-		if (!ck->whole)
-			break;
-	}
+	       ck->nr - ck->out < NVME_CKPT_BLOCKS;
 }
 
 /* ---- writing --------------------------------------------------------------- */
@@ -320,9 +343,11 @@ static void part_done(struct node_io *io, int result)
 	}
 	ck->out += ck->io_blocks;
 	ck->written += ck->io_blocks;
-	if (ck->out == ck->nr && ck->stage < CKPT_WRITE) {
+	if (ck->out == ck->nr && ck->stage < CKPT_LOG) {
 		/* to the front with the open block */
 		memcpy(buf_block(ck, 0), buf_block(ck, ck->nr), NVME_BLOCK);
+		ck->nr = ck->out = 0;
+	} else if (ck->out == ck->nr) {
 		ck->nr = ck->out = 0;
 	}
 }
@@ -436,7 +461,9 @@ void nvme_ckpt_poll(struct nvme *nv, uint64_t now)
 			return;
 		ckpt_begin(nv, whole);
 	}
-	collect(nv);
+	/* one step each round of the loop, for who else is in it */
+	if (collect_wanted(ck))
+		collect_step(nv);
 	if (ck->failed) {
 		ckpt_failed(nv, now);
 		return;

@@ -444,6 +444,21 @@ bool nvme_journal_wants(const struct nvme *nv, bool *whole)
 	       (*whole || j->head - j->tail > j->nr_blocks / 2);
 }
 
+const struct nvme_block *nvme_journal_block(const struct nvme *nv,
+					    uint64_t seq)
+{
+	const struct nvme_journal *j = &nv->journal;
+	const struct chunk *c;
+
+	if (seq < j->done || seq >= j->head)
+		return NULL;
+	list_for_each_entry(c, &j->chunks, link)
+		if (seq >= c->first && seq < c->first + NVME_GROUP_BLOCKS)
+			return (const void *)(c->mem + (seq - c->first) *
+						       NVME_BLOCK);
+	return NULL;
+}
+
 void nvme_journal_trim(struct nvme *nv, uint64_t from, bool whole)
 {
 	struct nvme_journal *j = &nv->journal;

@@ -102,6 +102,7 @@ enum ckpt_stage {
 	CKPT_LABELS,
 	CKPT_RECORDS,
 	CKPT_BAD,
+	CKPT_LOG,		/* of the journal, what it cannot be written to */
 	CKPT_WRITE,		/* all is collected, not all written */
 	CKPT_JOURNAL,		/* waiting for the journal to be as far */
 	CKPT_CLOSE,		/* the last block is to be written */
@@ -111,11 +112,11 @@ enum ckpt_stage {
  * struct nvme_ckpt - a checkpoint under way; nvme_ckpt.c
  * @area:	where the last complete one is
  * @number:	of this one, or the last that was begun
- * @whole:	collected in one go: needs nothing of the journal
+ * @whole:	has the journal's blocks in it: needs none of the ring
  * @again:	is of no use any more: begin anew
  * @failed:	no memory or room for it
  * @io_active:	a part is being written
- * @cursor:	the owner's, or the next label
+ * @cursor:	the owner's, or the next label, or block of the journal
  * @from:	first block of the journal that has to be read after it
  * @until:	the journal has to be written up to here before it is valid
  * @buf:	@max blocks, of which @nr are complete and @out are written
@@ -231,6 +232,10 @@ bool nvme_journal_wants(const struct nvme *nv, bool *whole);
 
 /* Close the open block; the number of the next one. */
 uint64_t nvme_journal_mark(struct nvme *nv);
+
+/* A block that is only in memory; NULL: there is no such one. */
+const struct nvme_block *nvme_journal_block(const struct nvme *nv,
+					    uint64_t seq);
 
 /* A checkpoint is complete: nothing below @from is needed any more. */
 void nvme_journal_trim(struct nvme *nv, uint64_t from, bool whole);

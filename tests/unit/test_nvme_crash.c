@@ -602,7 +602,7 @@ static void crashes_where_entries_had_no_memory(void **state)
 {
 	print_message("# seed %llu\n", (unsigned long long)test_seed());
 	crash_run(test_long() ? 6000 : 3000, test_long() ? 0 : 40, false,
-		  "nvme:get:enomem:n=1", test_seed() + 10);
+		  "nvme:get:enomem:p=700:seed=3", test_seed() + 10);
 }
 
 static void crashes_where_the_journal_was_refused(void **state)

@@ -206,6 +206,66 @@ static void checkpoint_needs_no_room_above_the_floor(void **state)
 	rig_fini(&r);
 }
 
+static bool (*collect_step)(struct node *n, uint64_t *cursor, void *arg);
+static unsigned int collects, collects_in_all;
+
+static bool collect_counted(struct node *n, uint64_t *cursor, void *arg)
+{
+	collects++;
+	collects_in_all++;
+	return collect_step(n, cursor, arg);
+}
+
+/* An entry was lost, so all must be said again, while it goes on changing. */
+static void checkpoint_without_journal_is_collected_in_slices(void **state)
+{
+	unsigned int nr = 0;
+	uint32_t id;
+	struct rig r;
+	int told;
+
+	medium_rig(&r);
+	before.step = 8;
+	collect_step = before.ops.collect;
+	before.ops.collect = collect_counted;
+	collects = collects_in_all = 0;
+	for (unsigned int i = 0; i < 3000; i++)
+		assert_int_equal(owner_add(&r, &before, 4096, (uint8_t)i, NULL),
+				 0);
+	assert_int_equal(owner_flush(&r), 0);
+	node_fault_set("nvme:get:enomem:n=1", NULL, 0);
+	/* removals: they are what goes on while nothing can be added */
+	while (!r.n->stats.journal_lost) {
+		owner_free(&r, &before.rec[nr++]);
+		node_record_flush(r.n, flush_told, &told);	/* a block */
+	}
+	while (!r.n->stats.ckpts && nr + 2 < before.nr) {
+		collects = 0;
+		node_poll(r.n, 0);
+		assert_true(collects <= 1);
+		/* in front of the owner's cursor, and behind it */
+		owner_free(&r, &before.rec[nr++]);
+		owner_free(&r, &before.rec[--before.nr]);
+		if (nr % 16)
+			continue;
+		if (!before.label[nr / 16 % 40].used) {
+			struct owned_label *l = &before.label[nr / 16 % 40];
+
+			l->len = 100;
+			memset(l->bytes, (int)nr, l->len);
+			l->used = !node_label_put(r.n, l->bytes, l->len, &id);
+			l->id = id;
+		}
+	}
+	rig_until(&r, r.n->stats.ckpts);
+	assert_true(collects_in_all > 100);
+	print_message("# %u calls, %u records removed meanwhile\n",
+		      collects_in_all, nr);
+	assert_int_equal(owner_flush(&r), 0);
+	reopen_and_compare(&r);
+	rig_fini(&r);
+}
+
 /* ---- space ------------------------------------------------------------------- */
 
 /* Nothing but zero-writing, and it has no space: not a sick device. */
@@ -298,6 +358,7 @@ int main(void)
 		cmocka_unit_test(failing_checkpoint_is_not_tried_in_a_circle),
 		cmocka_unit_test(who_waits_for_a_checkpoint_that_fails_is_told),
 		cmocka_unit_test(checkpoint_needs_no_room_above_the_floor),
+		cmocka_unit_test(checkpoint_without_journal_is_collected_in_slices),
 		cmocka_unit_test(idle_node_over_quota_is_not_sick),
 		cmocka_unit_test(eperm_is_read_only),
 		cmocka_unit_test(full_device_answers_probes),
