@@ -15,11 +15,13 @@
  * chain's head knows, by a bit for each 64th of the hash, what cannot be in it.
  */
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 
 #define HASH_MIN	1024u
+#define HASH_HUGE	((size_t)2 << 20)
 #define HASH_LOAD	2u		/* pages a chain, at most, on average */
 
 /* -- memory ---------------------------------------------------------------- */
@@ -145,6 +147,21 @@ static void hash_add(struct page *pg)
 	chain->may_have |= hash_bit(h);
 }
 
+/* A large one in huge pages: nearly each look misses the TLB otherwise. */
+static struct page_chain *hash_alloc(uint64_t size)
+{
+	size_t bytes = size * sizeof(struct page_chain);
+	void *mem;
+
+	if (bytes < HASH_HUGE)
+		return calloc(size, sizeof(struct page_chain));
+	mem = aligned_alloc(HASH_HUGE, bytes);
+	if (!mem)
+		return NULL;
+	madvise(mem, bytes, MADV_HUGEPAGE);
+	return memset(mem, 0, bytes);
+}
+
 /* Stays as it is, only slower, when there is no memory. */
 static bool hash_resize(struct mm_space *sp, uint64_t size)
 {
@@ -152,7 +169,7 @@ static bool hash_resize(struct mm_space *sp, uint64_t size)
 	struct page_chain *old = sp->hash;
 	struct page *pg;
 
-	sp->hash = calloc(size, sizeof(*sp->hash));
+	sp->hash = hash_alloc(size);
 	if (!sp->hash) {
 		sp->hash = old;
 		return old_size;
