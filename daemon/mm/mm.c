@@ -324,6 +324,7 @@ static bool pools_gone(struct mm *mm)
 int mm_drain(struct mm *mm, uint64_t deadline_ns)
 {
 	mm->stopping = true;
+	aheads_end(mm);
 	return pump_until(mm, deadline_ns, io_over) ? 0 : -ETIMEDOUT;
 }
 
@@ -334,6 +335,7 @@ int mm_destroy(struct mm *mm, uint64_t deadline_ns)
 	if (!mm)
 		return 0;
 	mm->stopping = true;
+	aheads_end(mm);
 	clients_leave(mm);
 	if (!pump_until(mm, deadline_ns, io_over))
 		return -ETIMEDOUT;

@@ -61,7 +61,7 @@ void page_prefetch(const struct mm_space *sp, uint16_t group,
 /* And when that is there: the first page that it may be. */
 void page_prefetch_first(const struct mm_space *sp, uint16_t group,
 			 const uint64_t key[4]);
-/* So many will come. */
+/* So many will come: room in the hash. */
 void page_reserve(struct mm_space *sp, uint64_t nr_pages);
 /* A page without copies; entered in the hash and with its parent's children. */
 struct page *page_create(struct mm_space *sp, uint16_t group,
@@ -115,6 +115,17 @@ void copy_set_state(struct page *pg, struct mm_node *nd, enum copy_state st);
 bool page_has_below(const struct page *pg, const struct mm_node *nd);
 /* READY copy, not COPY_DOOMED, on the best node to load from, or NULL. */
 struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
+
+/* -- ahead.c: memory that is touched before it is needed -------------------- */
+
+/*
+ * So many more of @s will be wanted: a worker touches their memory, @a_job bytes
+ * at a time.
+ */
+void ahead_begin(struct mm *mm, struct mm_ahead *a, struct slabs *s,
+		 uint64_t nr, size_t a_job);
+/* All have come; what was not used is given back. */
+void aheads_end(struct mm *mm);
 
 /* -- persist.c: what block nodes find again ------------------------------------ */
 

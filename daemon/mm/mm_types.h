@@ -579,6 +579,23 @@ struct mm_stage {
 	uint64_t	idle_ns;
 };
 
+/**
+ * struct mm_ahead - memory of slabs that is being touched (ahead.c)
+ * @mm:		NULL: nothing ever was
+ * @from, @to:	what is left of it; a worker's while @running
+ * @a_job:	bytes at a time: others wait for the worker, too
+ * @stop:	enough
+ */
+struct mm_ahead {
+	struct work	work;
+	struct mm	*mm;
+	struct slabs	*slabs;
+	char		*from, *to;
+	size_t		a_job;
+	bool		running;
+	_Atomic bool	stop;
+};
+
 struct mm {
 	struct mm_opts	o;
 	struct kvmm_hdr	*hdr;
@@ -604,6 +621,7 @@ struct mm {
 	uint64_t	seed[2];
 	struct slabs	pages;		/* with their copies on block nodes */
 	struct slabs	copies;		/* in memory */
+	struct mm_ahead	pages_ahead, copies_ahead;
 	uint64_t	nr_step_waits;
 	uint64_t	next_estimate_ns;
 	bool		host_lacks;	/* memory, and none of ours is to grow */

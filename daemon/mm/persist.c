@@ -42,6 +42,7 @@
 #include "daemon/mm/tier.h"
 
 #define PREFETCH_AHEAD	8u
+#define AHEAD_BYTES	((size_t)16 << 20)	/* some ms of a worker */
 #define COLLECT_PART	1024u		/* records a call, a few more at most */
 #define COLLECT_LISTS	4096u		/* ... and lists that are looked at */
 
@@ -373,6 +374,18 @@ static int label_take(struct mm_node *nd, uint32_t id, const void *bytes,
 	return 0;
 }
 
+/* Those that are in memory already are on the disk, too, for the most part. */
+static void found_expect(struct node *n, uint64_t records, void *arg)
+{
+	struct mm_node *nd = arg;
+	const struct mm_space *sp;
+
+	list_for_each_entry(sp, &nd->mm->spaces, link)
+		records -= min(records, sp->nr_pages);
+	ahead_begin(nd->mm, &nd->mm->pages_ahead, &nd->mm->pages, records,
+		    AHEAD_BYTES);
+}
+
 static void found_begin(struct node *n, uint64_t labels, uint64_t records,
 			void *arg)
 {
@@ -506,15 +519,22 @@ static bool parent_here(const struct page *pg, const struct mm_node *nd)
 	return !page_bound(pg) || copy_good(page_copy(pg->parent, nd));
 }
 
-static struct page *parent_of(struct mm_space *sp, const struct page_meta *m)
+/* Pages of a chain were written one after the other: it is @last mostly. */
+static struct page *parent_of(struct mm_space *sp, const struct page_meta *m,
+			      struct page *last)
 {
 	uint64_t up[4];
 
+	if (last && last->space == sp && last->group == m->group &&
+	    !memcmp(last->key, m->parent, sizeof(m->parent)))
+		return last;
 	words(m->parent, up);
 	return page_find(sp, m->group, up);
 }
 
-static enum verdict page_take(struct mm_node *nd, const struct node_record *rec)
+/* @last: the page of the record before; it is that of this one afterwards. */
+static enum verdict page_take(struct mm_node *nd, const struct node_record *rec,
+			      struct page **last)
 {
 	struct page *pg, *parent = NULL;
 	struct page_meta m;
@@ -536,7 +556,7 @@ static enum verdict page_take(struct mm_node *nd, const struct node_record *rec)
 			     (m.flags & META_BOUND);
 
 		if (!(m.flags & META_ROOT) && !key_is_zero(m.parent)) {
-			parent = parent_of(sp, &m);
+			parent = parent_of(sp, &m, *last);
 			if (bound && (!parent ||
 				      !copy_good(page_copy(parent, nd))))
 				return ORPHAN;
@@ -555,6 +575,7 @@ static enum verdict page_take(struct mm_node *nd, const struct node_record *rec)
 	}
 	page_copy(pg, nd)->flags |= COPY_KEPT;
 	copy_set_state(pg, nd, COPY_READY);
+	*last = pg;
 	return TAKEN;
 }
 
@@ -581,12 +602,13 @@ static void found_records(struct node *n, const struct node_record *rec,
 {
 	struct mm_node *nd = arg;
 	struct mm_counters *ct = &nd->c;
+	struct page *last = NULL;
 	unsigned int i;
 
 	for (i = 0; i < nr; i++) {
 		if (i + PREFETCH_AHEAD < nr)
 			prefetch(nd, &rec[i + PREFETCH_AHEAD]);
-		switch (page_take(nd, &rec[i])) {
+		switch (page_take(nd, &rec[i], &last)) {
 		case TAKEN:
 			taken[i] = true;
 			ct->pgrecover++;
@@ -630,6 +652,7 @@ static void found_all(struct node *n, int err, void *arg)
 
 	if (!err || err == -ENOENT)
 		keep_store(nd);
+	aheads_end(nd->mm);
 	if (!rv)
 		return;
 	for (i = 0; i < rv->nr_stale; i++)
@@ -663,6 +686,7 @@ int persist_init(struct mm *mm)
 		if (nd->mem)
 			continue;
 		nd->owner = (struct node_owner){
+			.expect		= found_expect,
 			.begin		= found_begin,
 			.label		= found_label,
 			.records	= found_records,

@@ -730,6 +730,8 @@ struct node_record {
 
 /**
  * struct node_owner - whom a block node asks and tells
+ * @expect:	recovery: about so many records will come, as the last checkpoint
+ *		says; while the medium is still being read. May be NULL
  * @begin:	recovery: so many labels and records will come, at most
  * @label:	recovery: a label; before any record that may name it. -ENOENT: the
  *		owner has no use for it, and it is deleted with its records. Any
@@ -753,6 +755,7 @@ struct node_record {
  * node_destroy().
  */
 struct node_owner {
+	void	(*expect)(struct node *n, uint64_t records, void *arg);
 	void	(*begin)(struct node *n, uint64_t labels, uint64_t records,
 			 void *arg);
 	int	(*label)(struct node *n, uint32_t id, const void *bytes,

@@ -286,6 +286,8 @@ struct nvme_rate {
  * @labels:	and
  * @ckpt:	what is remembered; nothing without an owner
  * @found:	start-up: what is being handed over
+ * @expect:	about how much it will be, from the worker that reads; 0: unknown
+ * @told:	and the owner knows
  * @first_seq:	slots given out since the start have this or a higher one
  * @uuid_crc:	checksum of the store's uuid; part of every slot's
  * @mem:	4 KiB for probes, then zeroes
@@ -337,6 +339,8 @@ struct nvme {
 	struct nvme_labels	labels;
 	struct nvme_ckpt	ckpt;
 	struct nvme_found	*found;
+	_Atomic uint64_t	expect;
+	bool			told;
 	uint64_t		first_seq;
 	uint32_t		uuid_crc;
 	void			*mem;

@@ -293,6 +293,8 @@ int nvme_scan(struct nvme *nv, struct nvme_found **ret);
 void nvme_found_free(struct nvme_found *f);
 
 /* nvme_recover.c */
+/* On the worker: about so many records will be found. */
+void nvme_recover_expect(struct nvme *nv, uint64_t records);
 void nvme_recover_start(struct nvme *nv);
 bool nvme_recover_poll(struct nvme *nv);
 uint64_t nvme_recover_next(const struct nvme *nv);

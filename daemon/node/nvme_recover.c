@@ -21,8 +21,29 @@
 
 #define SLICE		512u
 #define SLICE_NS	(2 * NSEC_PER_MSEC)
+#define EXPECT_NS	(5 * NSEC_PER_MSEC)
 #define AGAIN_NS	NSEC_PER_SEC
 #define AHEAD		16u		/* records that are fetched ahead of time */
+
+void nvme_recover_expect(struct nvme *nv, uint64_t records)
+{
+	/* relaxed: nothing but the number is looked at */
+	atomic_store_explicit(&nv->expect, records, memory_order_relaxed);
+}
+
+/* The worker has read how many there are: the owner may prepare itself. */
+static void recover_tell(struct nvme *nv)
+{
+	const struct node_owner *o = nv->node.owner;
+	uint64_t records = atomic_exchange_explicit(&nv->expect, 0,
+						    memory_order_relaxed);
+
+	if (!records || nv->told)
+		return;
+	nv->told = true;
+	if (o && o->expect)
+		o->expect(&nv->node, records, o->arg);
+}
 
 /* Quarantine, in two passes: a segment is retired when nothing in it is used. */
 static void recover_bad(struct nvme *nv)
@@ -49,6 +70,7 @@ void nvme_recover_start(struct nvme *nv)
 	const struct node_owner *o = nv->node.owner;
 	struct nvme_found *f = nv->found;
 
+	recover_tell(nv);
 	/* attempts that left no block to be found by had numbers, too */
 	nv->ckpt.number = max(f->end.number,
 			      nv->open.super.opens << NVME_CKPT_SHIFT);
@@ -201,6 +223,8 @@ bool nvme_recover_poll(struct nvme *nv)
 {
 	uint64_t end = now_ns() + SLICE_NS;
 
+	if (nv->open.running)
+		recover_tell(nv);
 	/* without an owner: he has left, and what is there stays as it is */
 	if (!nv->found || !nv->node.owner || nv->node.state == NODE_OFFLINE)
 		return false;
@@ -217,7 +241,12 @@ bool nvme_recover_poll(struct nvme *nv)
 
 uint64_t nvme_recover_next(const struct nvme *nv)
 {
-	if (!nv->found || nv->node.state == NODE_OFFLINE)
+	if (nv->node.state == NODE_OFFLINE)
 		return DEADLINE_NONE;
-	return nv->found->again_ns;
+	if (nv->found)
+		return nv->found->again_ns;
+	/* the worker has no way of telling but to be asked */
+	return nv->open.running && !nv->told && nv->node.owner &&
+	       nv->node.state != NODE_ONLINE ? deadline_in(EXPECT_NS) :
+					       DEADLINE_NONE;
 }

@@ -281,8 +281,11 @@ static int read_journal(struct scan *sc)
 static int scan_from(struct scan *sc, int area, const struct nvme_ent_end *end,
 		     bool wary)
 {
-	int err = nvme_found_begin(sc, end);
+	int err;
 
+	nvme_recover_expect(sc->nv, min(end->nr_records,
+					(uint64_t)sc->sb->records));
+	err = nvme_found_begin(sc, end);
 	if (err)
 		return err;
 	sc->f->area = area;

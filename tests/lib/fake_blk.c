@@ -506,6 +506,8 @@ static void recover_some(struct fake_blk *b)
 
 	if (b->hold_recovery || !b->n.owner)
 		return;
+	if (!b->found->begun && b->n.owner->expect)
+		b->n.owner->expect(&b->n, b->found->nr, b->n.owner->arg);
 	if (!b->found->begun)
 		b->n.owner->begin(&b->n, b->found->nr_labels, b->found->nr,
 				  b->n.owner->arg);

@@ -33,6 +33,7 @@ struct owned_label {
  * @refuse:	take no record whose meta[0] is this; -1: take all
  * @refuse_label: the same for labels' first byte
  * @label_err:	what is said of these labels; 0: -ENOENT
+ * @expected:	records that were announced before all else; 0: none were
  * @nr_found:	records handed over; @nr_labels_found likewise
  * @last_seq:	of the last one: they come in order
  * @recovered:	calls of recovered; @err: what it was told
@@ -47,11 +48,22 @@ struct owner {
 	int			refuse_label;
 	int			label_err;
 	unsigned int		nr_found;
+	uint64_t		expected;
 	unsigned int		nr_labels_found;
 	uint64_t		last_seq;
 	unsigned int		recovered;
 	int			err;
 };
+
+static inline void owner_expect(struct node *n, uint64_t records, void *arg)
+{
+	struct owner *o = arg;
+
+	assert_false(o->expected || o->nr_labels_found || o->nr_found);
+	assert_int_not_equal(n->state, NODE_ONLINE);
+	assert_true(records);
+	o->expected = records;
+}
 
 static inline int owner_label(struct node *n, uint32_t id, const void *bytes,
 			      size_t len, void *arg)
@@ -133,6 +145,7 @@ static inline bool owner_collect(struct node *n, uint64_t *cursor, void *arg)
 static inline void owner_init(struct owner *o)
 {
 	memset(o, 0, sizeof(*o));
+	o->ops.expect = owner_expect;
 	o->ops.label = owner_label;
 	o->ops.records = owner_records;
 	o->ops.recovered = owner_recovered;

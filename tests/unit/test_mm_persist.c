@@ -5,8 +5,10 @@
  */
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "daemon/mm/tier.h"
+#include "ipc/base/bits.h"
 #include "ipc/base/clock.h"
 #include "tests/lib/tier_rig.h"
 #include "tests/lib/unit.h"
@@ -237,6 +239,40 @@ static void space_of_a_tenant_that_is_gone_is_given_up(void **state)
 	assert_int_equal(fake_disk_labels(&disk), 0);
 	assert_int_equal(fake_disk_records(&disk), 0);
 	assert_int_equal(r->nvme->used, 0);
+}
+
+static bool resident(const char *p)
+{
+	unsigned char vec;
+
+	return !mincore((void *)round_down((uintptr_t)p, 4096), 4096, &vec) &&
+	       vec & 1;
+}
+
+static void memory_for_what_will_be_found_is_touched_before(void **state)
+{
+	struct mm *mm = r->mm;
+	const uint64_t nr = 40000;
+	uint64_t end;
+	char *last;
+
+	rig_settle(r, 1000);
+	ahead_begin(mm, &mm->pages_ahead, &mm->pages, nr, 1 << 20);
+	last = mm->pages.at + (nr - 100) * mm->pages.size;
+	assert_true(last < mm->pages.end);
+	for (end = deadline_in(10 * NSEC_PER_SEC);
+	     mm->nr_jobs && !deadline_past(end);)
+		rig_poll(r);
+	assert_int_equal(mm->nr_jobs, 0);
+	assert_true(resident(last));
+	fill(RIG_FULL, 1, LEN);
+	aheads_end(mm);
+	assert_false(resident(last));
+	assert_int_equal(rig_fetch_check(r, RIG_FULL, 1, 0, LEN), LEN);
+
+	/* the end comes while it is under way */
+	ahead_begin(mm, &mm->pages_ahead, &mm->pages, nr, SIZE_MAX);
+	rig_check(r);
 }
 
 /* What there is no room for today may be wanted tomorrow. */
@@ -618,6 +654,7 @@ int main(void)
 		T(label_goes_with_its_space),
 		T(label_without_pages_goes_after_recovery),
 		T(space_of_a_tenant_that_is_gone_is_given_up),
+		T(memory_for_what_will_be_found_is_touched_before),
 		T(space_that_cannot_be_made_now_stays_on_the_disk),
 		T(space_is_made_as_soon_as_it_can_be),
 		T(page_that_was_published_meanwhile_gets_its_copy),

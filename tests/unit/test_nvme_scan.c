@@ -538,6 +538,25 @@ static void attempts_never_share_a_number(void **state)
 	rig_fini(&r);
 }
 
+static void owner_is_told_how_many_will_come(void **state)
+{
+	struct rig r;
+
+	scan_rig(&r);
+	add_blocks(&r, &before, 4);
+	rig_close(&r);
+	owner_open(&r, &after);		/* there is no checkpoint of them yet */
+	assert_int_equal(after.expected, 0);
+	owners_equal(&after, &before);
+	make_ckpt(&r, &after);
+	rig_close(&r);
+	owner_open(&r, &before);
+	assert_true(before.expected >= 4);
+	assert_true(before.nr_found >= before.expected);
+	owners_equal(&before, &after);
+	rig_fini(&r);
+}
+
 /* ---- what cannot be read ----------------------------------------------------------- */
 
 static void fault_at(uint64_t off, uint64_t blocks)
@@ -910,6 +929,7 @@ int main(void)
 		cmocka_unit_test(checkpoint_that_the_journal_has_left_is_refused),
 		cmocka_unit_test(journal_that_was_written_over_further_on_is_refused),
 		cmocka_unit_test(attempts_never_share_a_number),
+		cmocka_unit_test(owner_is_told_how_many_will_come),
 		cmocka_unit_test(journal_that_cannot_be_read_is_not_at_its_end),
 		cmocka_unit_test(damage_before_what_cannot_be_read_is_no_end),
 		cmocka_unit_test(checkpoint_that_cannot_be_read_is_not_damaged),
