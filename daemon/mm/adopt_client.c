@@ -13,9 +13,11 @@
  * down before what shows it is forgotten, and holds for as long as its process
  * lives: it still has the old memory mapped.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/mm/adopt.h"
 #include "daemon/mm/mm_calls.h"
@@ -252,13 +254,28 @@ static void window_read(struct adoption *a, unsigned int slot)
 	a->nr_wins++;
 }
 
+/*
+ * The first place from @i on that was written to some day. Nearly all are holes in
+ * the state's memory, which a mere look would fill.
+ */
+static unsigned int window_next(const struct keep *k, unsigned int i)
+{
+	off_t from = (const char *)k->win - (const char *)k->shm.addr;
+	off_t at = lseek(k->shm.fd, from + i * (off_t)sizeof(k->win[0]),
+			 SEEK_DATA);
+
+	if (at < 0)
+		return errno == ENXIO ? KEEP_WINS : i;
+	return max(i, (unsigned int)((at - from) / (off_t)sizeof(k->win[0])));
+}
+
 /* Pools that have lost one of their ledgers are spoiled. */
 static void windows_read(struct adoption *a)
 {
 	struct keep *k = a->mm->keep;
 	unsigned int i;
 
-	for (i = 0; i < KEEP_WINS; i++)
+	for (i = window_next(k, 0); i < KEEP_WINS; i = window_next(k, i + 1))
 		if (k->win[i][0].tag.seq || k->win[i][1].tag.seq)
 			window_read(a, i);
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/mm/keep.h"
@@ -718,6 +719,24 @@ static void who_may_write_no_more_is_not_whole(void **state)
 	close_second(&r);
 }
 
+/* The state has places for very many windows, and few of them are ever used. */
+static void looking_at_the_state_does_not_fill_it(void **state)
+{
+	struct rig r;
+	struct stat was, is;
+	int fd;
+
+	leave(live, story);
+	fd = ar_find("mm");
+	assert_int_equal(fstat(fd, &was), 0);
+	open_second(&r);
+	assert_int_equal(fstat(r.mm->keep->shm.fd, &is), 0);
+	assert_int_equal(is.st_ino, was.st_ino);
+	/* 512 bytes each; the places of clients are few */
+	assert_true(is.st_blocks <= was.st_blocks + 1024);
+	close_second(&r);
+}
+
 static void torn_state_is_an_empty_start(void **state)
 {
 	static struct rig r;
@@ -839,6 +858,7 @@ int main(void)
 		TEST(lost_ledger_costs_its_pool),
 		TEST(lost_extent_costs_what_is_in_it),
 		TEST(who_may_write_no_more_is_not_whole),
+		TEST(looking_at_the_state_does_not_fill_it),
 		TEST(torn_state_is_an_empty_start),
 		TEST(torn_client_costs_its_pools_and_no_other),
 		TEST(random_bytes_are_survived),
