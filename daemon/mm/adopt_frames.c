@@ -232,12 +232,22 @@ static void key_prefetch(const struct mm_pool *p, uint32_t f)
 	page_prefetch(p->space, r->group, key);
 }
 
+/* What is looked at frame by frame costs a fault for a few of them each time. */
+static void extent_map(const struct mm_pool *p, uint32_t no)
+{
+	size_t first = (size_t)no * p->per_extent, n = p->per_extent;
+
+	ahead_map(&p->record[first], n * sizeof(*p->record), false);
+	ahead_map(&p->meta[first], n * sizeof(*p->meta), true);
+}
+
 /* From the top, so that the lowest is the first to be handed out. */
 static void extent_scan(struct mm_pool *p, uint32_t no, bool keep)
 {
 	struct mm_extent *x = &p->extent[no];
 	uint32_t f = (no + 1) * p->per_extent, first = no * p->per_extent;
 
+	extent_map(p, no);
 	while (f-- > first) {
 		uint64_t word = frame_word_of(p, f);
 
@@ -479,8 +489,8 @@ static void free_again(struct mm_pool *p)
 
 /* -- all of it ------------------------------------------------------------------- */
 
-/* Room for what will come to @sp. */
-static void space_expect(struct mm_space *sp)
+/* Room for what will come to @sp; how many. */
+static uint64_t space_expect(struct mm_space *sp)
 {
 	uint64_t n = 0;
 	unsigned int c, i;
@@ -491,20 +501,26 @@ static void space_expect(struct mm_space *sp)
 				n += pool_expects(sp->pool[c][i]);
 	page_reserve(sp, n);
 	index_expect(sp, n);
+	return n;
 }
 
 int adopt_frames(struct mm *mm, unsigned int share_pct, struct errmsg *e)
 {
 	struct mm_space *sp;
 	struct mm_pool *p;
+	uint64_t n = 0;
 	unsigned int i;
 
 	list_for_each_entry(sp, &mm->spaces, link)
-		space_expect(sp);
+		n += space_expect(sp);
+	/* nobody else wants the worker yet */
+	ahead_begin(mm, &mm->pages_ahead, &mm->pages, n, SIZE_MAX);
+	ahead_begin(mm, &mm->copies_ahead, &mm->copies, n, SIZE_MAX);
 	for (i = 0; i < mm->nr_nodes; i++)
 		list_for_each_entry(p, &mm->node[i].pools, node_link)
 			if (p->adopted)
 				pool_scan(p, share_pct);
+	aheads_end(mm);
 	for_each_pool(mm, parents_find);
 	list_for_each_entry(sp, &mm->spaces, link)
 		index_expected(sp, deadline_in(EXPECT_NS));

@@ -15,12 +15,25 @@
 #include "daemon/mm/mm_calls.h"
 #include "ipc/base/bits.h"
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ	22	/* Linux 5.14 */
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE	23	/* Linux 5.14 */
 #endif
 
 #define STEP	((size_t)2 << 20)
 #define AHEAD_MIN	(UINT64_C(16) << 10)	/* fewer are as well made as they come */
+
+void ahead_map(const void *mem, size_t len, bool write)
+{
+	uintptr_t from = round_down((uintptr_t)mem, NODE_ALIGN);
+	uintptr_t to = round_up((uintptr_t)mem + len, NODE_ALIGN);
+
+	/* if it cannot be done they come by themselves */
+	(void)madvise((void *)from, to - from, write ? MADV_POPULATE_WRITE :
+						       MADV_POPULATE_READ);
+}
 
 static void touch_fn(struct work *w)
 {

@@ -124,6 +124,8 @@ struct mm_node *page_source(const struct page *pg, const struct mm_node *to);
  */
 void ahead_begin(struct mm *mm, struct mm_ahead *a, struct slabs *s,
 		 uint64_t nr, size_t a_job);
+/* All of @mem will be looked at, or written to, now. */
+void ahead_map(const void *mem, size_t len, bool write);
 /* All have come; what was not used is given back. */
 void aheads_end(struct mm *mm);
 
