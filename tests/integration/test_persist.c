@@ -180,14 +180,17 @@ static void daemon_that_is_killed_while_it_writes(void **state)
 	rng_seed(&rng, test_seed());
 	fx_start(f, &opts);
 	for (round = 0; round < rounds; round++) {
-		uint64_t first = 1 + round * 20, end;
-		unsigned int i;
+		uint64_t first = 1 + round * 20, i = 0, end, late;
 
 		tc_open(c, f->d.socket, NULL);
-		end = deadline_in((100 + rng_below(&rng, 400)) *
-				  NSEC_PER_MSEC);
-		for (i = 0; !deadline_past(end); i++)
-			tc_put(c, first + i % 40, 0, CHAIN);
+		late = deadline_in(30 * NSEC_PER_SEC);
+		while (ta_counter(&f->d, "dram0", "pgdemote") < 40) {
+			T_CHECK(!deadline_past(late));
+			tc_put(c, first + i++ % 40, 0, CHAIN);
+		}
+		end = deadline_in(rng_below(&rng, 400) * NSEC_PER_MSEC);
+		while (!deadline_past(end))
+			tc_put(c, first + i++ % 40, 0, CHAIN);
 		td_kill(&f->d);
 		tc_close(c);
 		back(f);
