@@ -45,7 +45,7 @@
 #define READ_BYTES	(4u << 20)
 #define WAIT_NS		(120 * NSEC_PER_SEC)
 #define DRAM_BYTES	(UINT64_C(32) << 20)	/* 4,096 pages */
-#define NVME_BYTES	(UINT64_C(512) << 20)	/* all 39,116 of them */
+#define NVME_BYTES	(UINT64_C(1) << 30)	/* records for 65,536: all 39,116 of them */
 
 /**
  * struct opened - what a process that opened the store has seen
