@@ -178,13 +178,14 @@ static void pause_begin(struct keeper *k, const char *what)
 {
 	uint64_t now = now_ns();
 
+	/* the first time at once: clients wait */
 	if (now - k->started_ns > STEADY_NS)
 		k->backoff_ns = 0;
-	k->backoff_ns = clamp(2 * k->backoff_ns, BACKOFF_MIN_NS, BACKOFF_MAX_NS);
 	k->start_ns = now + k->backoff_ns;
 	log_warn("keeper: kvmmd ended (%s), start %u in %" PRIu64 " ms with %u "
 		 "descriptors kept", what, k->restarts + 2,
 		 k->backoff_ns / NSEC_PER_MSEC, k->nr);
+	k->backoff_ns = clamp(2 * k->backoff_ns, BACKOFF_MIN_NS, BACKOFF_MAX_NS);
 }
 
 static int exit_status(int status)
