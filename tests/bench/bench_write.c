@@ -33,7 +33,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include <jansson.h>
 
@@ -425,10 +424,9 @@ int main(void)
 	t.owner = (struct node_owner){ .collect = collect, .arg = &t };
 	for (i = 0; i < ARRAY_SIZE(sizes); i++)
 		most = max(most, (size_t)nr_ios(&sizes[i]) * sizes[i].bytes);
-	t.mem = mmap(NULL, most, PROT_READ | PROT_WRITE,
-		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	t.mem = disk_mem(&t.d, most);
 	t.page = calloc(FILE_BYTES / sizes[0].bytes, sizeof(*t.page));
-	if (t.mem == MAP_FAILED || !t.page)
+	if (!t.page)
 		bench_die(&t.b, "memory", -ENOMEM);
 	memset(t.mem, 0x5a, most);
 	for (i = 0; i < ARRAY_SIZE(sizes); i++)

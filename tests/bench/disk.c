@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -137,7 +138,7 @@ struct disk_share disk_fio(struct disk *d, const char *rw, uint32_t block_bytes,
 	double s;
 
 	snprintf(args, sizeof(args),
-		 "--rw=%s --bs=%u --iodepth=%u --fixedbufs=1 --registerfiles=1 --time_based --runtime=%us",
+		 "--rw=%s --bs=%u --iodepth=%u --iomem=shm --fixedbufs=1 --registerfiles=1 --time_based --runtime=%us",
 		 rw, block_bytes, depth, (unsigned int)(ns / NSEC_PER_SEC));
 	if (syncs_s > 0)
 		beside(d, args, sizeof(args), ns, syncs_s);
@@ -182,7 +183,7 @@ void disk_init(struct disk *d, struct bench *b, uint64_t bytes)
 		bench_die(b, "a folder", err);
 	snprintf(d->node_path, sizeof(d->node_path), "%s/node", d->dir);
 	snprintf(d->fio_path, sizeof(d->fio_path), "%s/fio", d->dir);
-	err = work_create("bench", 1, &d->pool);
+	err = work_create(DISK_WORKERS, 1, &d->pool);
 	if (err)
 		bench_die(b, "a worker", err);
 	d->epfd = epoll_create1(EPOLL_CLOEXEC);
@@ -198,4 +199,18 @@ void disk_fini(struct disk *d)
 	work_destroy(d->pool, deadline_in(DISK_WAIT_NS));
 	close_fd(&d->epfd);
 	td_rmtree(d->dir);
+}
+
+void *disk_mem(struct disk *d, size_t bytes)
+{
+	void *mem = MAP_FAILED;
+	int fd = memfd_create("kvmm-bench", MFD_CLOEXEC);
+
+	if (fd >= 0 && !ftruncate(fd, (off_t)bytes))
+		mem = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+			   MAP_SHARED | MAP_POPULATE, fd, 0);
+	if (mem == MAP_FAILED)
+		bench_die(d->b, "memory", -errno);
+	close(fd);
+	return mem;
 }

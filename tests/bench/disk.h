@@ -11,6 +11,7 @@
 #include "daemon/node/node.h"
 #include "tests/bench/bench.h"
 
+#define DISK_WORKERS	"bench"		/* name of the threads of its pool */
 #define DISK_SEG_BYTES	(8u << 20)
 #define DISK_WAIT_NS	(60 * NSEC_PER_SEC)
 
@@ -47,6 +48,14 @@ struct disk_share {
 /** disk_init() - folder, workers, fio's file; exits when something fails */
 void disk_init(struct disk *d, struct bench *b, uint64_t bytes);
 void disk_fini(struct disk *d);
+
+/**
+ * disk_mem() - buffers for the node, as kvmmd's: shared memory in small pages
+ *
+ * fio's are of the same kind. How memory lies decides how many segments an I/O is
+ * made of, and where a device is a host's file that is most of its cost.
+ */
+void *disk_mem(struct disk *d, size_t bytes);
 
 /**
  * disk_open() - make the store anew and have all of it written
