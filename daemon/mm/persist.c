@@ -422,7 +422,7 @@ static int found_label(struct node *n, uint32_t id, const void *bytes,
 
 /* -- pages that are found -------------------------------------------------------- */
 
-enum verdict { TAKEN, ORPHAN, NO_SPACE, BAD, OLD };
+enum verdict { TAKEN, ORPHAN, NO_SPACE, BAD, OLD, NO_MEMORY };
 
 static bool key_is_zero(const uint8_t key[32])
 {
@@ -479,7 +479,7 @@ static enum verdict page_renew(struct page *pg, struct mm_node *nd,
 		struct node_slot *s = realloc(rv->stale, max * sizeof(*s));
 
 		if (!s)
-			return OLD;
+			return NO_MEMORY;
 		rv->stale = s;
 		rv->max_stale = max;
 	}
@@ -563,7 +563,7 @@ static enum verdict page_take(struct mm_node *nd, const struct node_record *rec,
 		}
 		pg = page_make(sp, &m, key, parent);
 		if (!pg)
-			return BAD;
+			return NO_MEMORY;
 	} else {
 		if (!parent_here(pg, nd))
 			return ORPHAN;
@@ -571,7 +571,7 @@ static enum verdict page_take(struct mm_node *nd, const struct node_record *rec,
 	}
 	if (!slot_take(pg, nd, rec)) {
 		page_put(pg);
-		return BAD;
+		return NO_MEMORY;
 	}
 	page_copy(pg, nd)->flags |= COPY_KEPT;
 	copy_set_state(pg, nd, COPY_READY);
@@ -597,8 +597,8 @@ static void prefetch(struct mm_node *nd, const struct node_record *rec)
 				   1);
 }
 
-static void found_records(struct node *n, const struct node_record *rec,
-			  unsigned int nr, bool *taken, void *arg)
+static unsigned int found_records(struct node *n, const struct node_record *rec,
+				  unsigned int nr, bool *taken, void *arg)
 {
 	struct mm_node *nd = arg;
 	struct mm_counters *ct = &nd->c;
@@ -625,8 +625,11 @@ static void found_records(struct node *n, const struct node_record *rec,
 		case OLD:
 			ct->recover_old++;
 			break;
+		case NO_MEMORY:
+			return i;
 		}
 	}
+	return nr;
 }
 
 /* -- the beginning and the end --------------------------------------------------- */

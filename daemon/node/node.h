@@ -739,7 +739,10 @@ struct node_record {
  *		medium stays as it is
  * @records:	recovery: @n records in the order of their slots' sequence
  *		numbers, so that who was written first comes first. Sets
- *		@taken[i] for each that it takes; called many times, a slice each
+ *		@taken[i] for each that it takes; called many times, a slice each.
+ *		Returns how many it has decided on: for the next one it had no
+ *		memory, say. That and all behind it stay on the medium as they are,
+ *		and are handed over again a second later
  * @recovered:	recovery is over (0), or there was nothing (-ENOENT), and the node
  *		turns NODE_ONLINE after it; any other error: the store is refused,
  *		and the node is NODE_FAILED for good. Not called while a store
@@ -760,8 +763,8 @@ struct node_owner {
 			 void *arg);
 	int	(*label)(struct node *n, uint32_t id, const void *bytes,
 			 size_t len, void *arg);
-	void	(*records)(struct node *n, const struct node_record *rec,
-			   unsigned int nr, bool *taken, void *arg);
+	unsigned int (*records)(struct node *n, const struct node_record *rec,
+				unsigned int nr, bool *taken, void *arg);
 	void	(*recovered)(struct node *n, int err, void *arg);
 	bool	(*collect)(struct node *n, uint64_t *cursor, void *arg);
 	void	*arg;

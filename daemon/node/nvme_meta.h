@@ -169,7 +169,8 @@ struct nvme_ckpt {
  * @next:	how many of @order were handed out
  * @next_label:	how many labels were
  * @taken:	how many records the owner took
- * @again_ns:	the owner could not take a label: when to ask once more
+ * @again_ns:	the owner could not take a label or a record: when to ask once
+ *		more
  */
 struct nvme_found {
 	struct nvme_ent_end	end;

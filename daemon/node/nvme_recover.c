@@ -8,9 +8,10 @@
  * can allocate before the end: until then the node is NODE_STARTING, so the
  * account is right before the first write.
  *
- * A label that the owner cannot take now, for lack of memory, say, holds all of
- * it up: to leave it out would be to delete all that belongs to it. The owner is
- * asked again, and the node is NODE_STARTING until it has an answer.
+ * A label or a record that the owner cannot take now, for lack of memory, say,
+ * holds all of it up: to leave it out would be to delete it and all that belongs
+ * to it. The owner is asked again, and the node is NODE_STARTING until it has an
+ * answer.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -86,12 +87,14 @@ void nvme_recover_start(struct nvme *nv)
 		o->begin(&nv->node, nv->labels.nr, f->nr_order, o->arg);
 }
 
-static void recover_waits(struct nvme *nv, uint32_t id, int err)
+/* @what: label or record @nr */
+static void recover_waits(struct nvme *nv, const char *what, uint32_t nr,
+			  int err)
 {
 	nv->found->again_ns = deadline_in(AGAIN_NS);
 	node_set_state(&nv->node, NODE_STARTING,
-		       "%s: label %u cannot be taken now: %s; it is tried again, nothing is deleted",
-		       nv->opts.path, id, strerror(-err));
+		       "%s: %s %u cannot be taken now: %s; it is tried again, nothing is deleted",
+		       nv->opts.path, what, nr, strerror(-err));
 }
 
 /* One more label; they are gone through by number, since some go. */
@@ -109,7 +112,7 @@ static bool recover_label(struct nvme *nv)
 		err = o->label ? o->label(&nv->node, l->id, l->bytes, l->len,
 					  o->arg) : 0;
 		if (err && err != -ENOENT) {
-			recover_waits(nv, l->id, err);
+			recover_waits(nv, "label", l->id, err);
 			return true;
 		}
 		nv->found->next_label = l->id + 1;
@@ -142,34 +145,74 @@ static void recover_record(const struct nvme_ent_add *e,
 	memcpy(rec->meta, e->meta, sizeof(rec->meta));
 }
 
+/**
+ * struct slice - records that are handed over together
+ * @at:		where each stands in nvme_found.order
+ * @taken:	by the owner
+ */
+struct slice {
+	struct node_record rec[SLICE];
+	uint32_t	at[SLICE];
+	bool		taken[SLICE];
+	unsigned int	nr;
+};
+
+/* Their slots are in use from here on. */
+static void slice_fill(struct nvme *nv, struct slice *s)
+{
+	struct nvme_found *f = nv->found;
+
+	s->nr = 0;
+	memset(s->taken, false, sizeof(s->taken));
+	while (s->nr < SLICE && f->next < f->nr_order) {
+		const struct nvme_ent_add *e = &f->rec[f->order[f->next]];
+		struct node_record *rec = &s->rec[s->nr];
+
+		s->at[s->nr] = f->next++;
+		recover_prefetch(f);
+		recover_record(e, rec);
+		if (nv->slots.nr_used >= nv->open.super.records ||
+		    slots_restore(&nv->slots, &rec->slot, e->ent.arg))
+			nv->node.stats.recover_dropped++;
+		else
+			s->nr++;
+	}
+}
+
+/* From record @first on nothing was decided: as if they had not been there. */
+static void slice_back(struct nvme *nv, struct slice *s, unsigned int first)
+{
+	struct nvme_found *f = nv->found;
+
+	/* those between them that were dropped will be once more */
+	nv->node.stats.recover_dropped -= f->next - s->at[first] -
+					  (s->nr - first);
+	f->next = s->at[first];
+	for (unsigned int i = first; i < s->nr; i++)
+		slots_free(&nv->slots, &s->rec[i].slot);
+	s->nr = first;
+	recover_waits(nv, "record", f->next, -ENOMEM);
+}
+
 /* The next records; false: there are none left. */
 static bool recover_slice(struct nvme *nv)
 {
 	struct nvme_found *f = nv->found;
 	const struct node_owner *o = nv->node.owner;
-	struct node_record rec[SLICE];
-	bool taken[SLICE] = { false };
-	unsigned int nr = 0;
+	unsigned int done;
+	struct slice s;
 
-	while (nr < SLICE && f->next < f->nr_order) {
-		const struct nvme_ent_add *e = &f->rec[f->order[f->next++]];
-
-		recover_prefetch(f);
-		recover_record(e, &rec[nr]);
-		if (nv->slots.nr_used >= nv->open.super.records ||
-		    slots_restore(&nv->slots, &rec[nr].slot, e->ent.arg))
-			nv->node.stats.recover_dropped++;
-		else
-			nr++;
-	}
+	slice_fill(nv, &s);
 	nv->node.used = nv->slots.used_bytes;
-	if (nr && o->records)
-		o->records(&nv->node, rec, nr, taken, o->arg);
-	for (unsigned int i = 0; i < nr; i++) {
-		if (taken[i])
+	done = s.nr && o->records ?
+	       o->records(&nv->node, s.rec, s.nr, s.taken, o->arg) : s.nr;
+	if (done < s.nr)
+		slice_back(nv, &s, done);
+	for (unsigned int i = 0; i < s.nr; i++) {
+		if (s.taken[i])
 			f->taken++;
 		else
-			node_slot_free(&nv->node, &rec[i].slot);
+			node_slot_free(&nv->node, &s.rec[i].slot);
 	}
 	return f->next < f->nr_order;
 }

@@ -175,10 +175,11 @@ static void open_node(struct opening *op)
 		give_up("a node", err);
 }
 
-static void take_all(struct node *n, const struct node_record *rec,
-		     unsigned int nr, bool *taken, void *arg)
+static unsigned int take_all(struct node *n, const struct node_record *rec,
+			     unsigned int nr, bool *taken, void *arg)
 {
 	memset(taken, true, nr);
+	return nr;
 }
 
 static bool collect_none(struct node *n, uint64_t *cursor, void *arg)

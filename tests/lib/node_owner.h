@@ -31,6 +31,7 @@ struct owned_label {
  * struct owner - what was said, or what was handed over
  * @step:	records handed to a checkpoint in one call
  * @refuse:	take no record whose meta[0] is this; -1: take all
+ * @short_of:	have no memory for the record of this number; 0: for all
  * @refuse_label: the same for labels' first byte
  * @label_err:	what is said of these labels; 0: -ENOENT
  * @expected:	records that were announced before all else; 0: none were
@@ -45,6 +46,7 @@ struct owner {
 	struct owned_label	label[LABELS_MAX];
 	unsigned int		step;
 	int			refuse;
+	unsigned int		short_of;
 	int			refuse_label;
 	int			label_err;
 	unsigned int		nr_found;
@@ -98,13 +100,17 @@ static inline struct owned *owner_place(struct owner *o)
 	return NULL;
 }
 
-static inline void owner_records(struct node *n, const struct node_record *rec,
-				 unsigned int nr, bool *taken, void *arg)
+static inline unsigned int owner_records(struct node *n,
+					 const struct node_record *rec,
+					 unsigned int nr, bool *taken,
+					 void *arg)
 {
 	struct owner *o = arg;
 
 	assert_int_equal(n->state, NODE_STARTING);
 	for (unsigned int i = 0; i < nr; i++) {
+		if (o->short_of && o->nr_found + 1 == o->short_of)
+			return i;
 		assert_true(node_slot_bytes(n, &rec[i].slot) >= rec[i].len);
 		assert_true(rec[i].slot.seq > o->last_seq);
 		o->last_seq = rec[i].slot.seq;
@@ -116,6 +122,7 @@ static inline void owner_records(struct node *n, const struct node_record *rec,
 		o->rec[o->nr].rec = rec[i];
 		o->rec[o->nr++].used = true;
 	}
+	return nr;
 }
 
 static inline void owner_recovered(struct node *n, int err, void *arg)

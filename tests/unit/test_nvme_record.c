@@ -182,6 +182,43 @@ static void label_that_cannot_be_taken_now_is_asked_for_again(void **state)
 	rig_fini(&r);
 }
 
+/* Neither it nor those behind it are lost, whether kvmmd lives on or not. */
+static void record_that_cannot_be_taken_now_is_handed_over_again(void **state)
+{
+	struct rig r;
+
+	rig_init(&r);
+	owner_open(&r, &before);
+	for (unsigned int i = 0; i < 40; i++)
+		assert_int_equal(owner_add(&r, &before, 4096, i % 2, NULL), 0);
+	rig_close(&r);
+
+	owner_init(&after);
+	rig_make(&r);
+	after.short_of = 15;
+	node_set_owner(r.n, &after.ops);
+	rig_until(&r, strstr(r.n->why, "record 14 cannot be taken"));
+	assert_int_equal(r.n->state, NODE_STARTING);
+	assert_true(node_next_deadline(r.n) > now_ns());
+	assert_int_equal(r.n->used, after.nr * 4096u);
+	rig_close(&r);
+
+	owner_init(&after);
+	rig_make(&r);
+	after.short_of = 15;
+	after.refuse = 1;
+	node_set_owner(r.n, &after.ops);
+	rig_until(&r, strstr(r.n->why, "record 14 cannot be taken"));
+	after.short_of = 0;
+	rig_until(&r, r.n->state == NODE_ONLINE);
+	assert_int_equal(after.nr_found, 40);
+	assert_int_equal(after.nr, 20);
+	assert_int_equal(r.n->stats.recovered, 20);
+	assert_int_equal(r.n->stats.recover_dropped, 0);
+	assert_int_equal(r.n->used, 20 * 4096u);
+	rig_fini(&r);
+}
+
 static void labels_have_a_limit(void **state)
 {
 	static uint8_t big[NODE_LABEL_MAX];
@@ -526,15 +563,15 @@ static void writes_pause_while_the_journal_is_behind(void **state)
 static bool refused_once;
 
 /* The medium can be written again before all is handed over. */
-static void slow_records(struct node *n, const struct node_record *rec,
-			 unsigned int nr, bool *taken, void *arg)
+static unsigned int slow_records(struct node *n, const struct node_record *rec,
+				 unsigned int nr, bool *taken, void *arg)
 {
 	usleep(60000);
 	if (node_fault_hits()) {
 		refused_once = true;
 		node_fault_set(NULL, NULL, 0);
 	}
-	owner_records(n, rec, nr, taken, arg);
+	return owner_records(n, rec, nr, taken, arg);
 }
 
 /* A medium that refused to be written before the node was online. */
@@ -597,6 +634,7 @@ int main(void)
 		cmocka_unit_test(what_the_owner_does_not_take_is_free),
 		cmocka_unit_test(labels_are_found_before_records),
 		cmocka_unit_test(label_that_cannot_be_taken_now_is_asked_for_again),
+		cmocka_unit_test(record_that_cannot_be_taken_now_is_handed_over_again),
 		cmocka_unit_test(labels_have_a_limit),
 		cmocka_unit_test(removed_record_does_not_come_back),
 		cmocka_unit_test(quarantine_is_kept),
