@@ -375,7 +375,7 @@ int main(void)
 		   result(&m, "whole_share"), ">=", 0.99);
 	bench_must(&m.b, "bytes of control, of churn's",
 		   result(&m, "control_mb_s") / result(&m, "churn_mb_s"),
-		   ">=", 0.7);
+		   ">=", 0.8);
 	bc_close(&m.c);
 	return bench_finish(&m.b);
 }
