@@ -138,8 +138,9 @@ struct disk_share disk_fio(struct disk *d, const char *rw, uint32_t block_bytes,
 	double s;
 
 	snprintf(args, sizeof(args),
-		 "--rw=%s --bs=%u --iodepth=%u --iomem=shm --fixedbufs=1 --registerfiles=1 --time_based --runtime=%us",
-		 rw, block_bytes, depth, (unsigned int)(ns / NSEC_PER_SEC));
+		 "--rw=%s --bs=%u --iodepth=%u --iomem=mmapshared:/proc/%d/fd/%d --fixedbufs=1 --registerfiles=1 --time_based --runtime=%us",
+		 rw, block_bytes, depth, (int)getpid(), d->mem_fd,
+		 (unsigned int)(ns / NSEC_PER_SEC));
 	if (syncs_s > 0)
 		beside(d, args, sizeof(args), ns, syncs_s);
 	root = fio_run(d, args);
@@ -178,6 +179,7 @@ void disk_init(struct disk *d, struct bench *b, uint64_t bytes)
 	memset(d, 0, sizeof(*d));
 	d->b = b;
 	d->bytes = bytes;
+	d->mem_fd = -1;
 	err = td_tmpdir(NULL, "kvmm-disk", d->dir, sizeof(d->dir));
 	if (err)
 		bench_die(b, "a folder", err);
@@ -198,6 +200,7 @@ void disk_fini(struct disk *d)
 {
 	work_destroy(d->pool, deadline_in(DISK_WAIT_NS));
 	close_fd(&d->epfd);
+	close_fd(&d->mem_fd);
 	td_rmtree(d->dir);
 }
 
@@ -211,6 +214,6 @@ void *disk_mem(struct disk *d, size_t bytes)
 			   MAP_SHARED | MAP_POPULATE, fd, 0);
 	if (mem == MAP_FAILED)
 		bench_die(d->b, "memory", -errno);
-	close(fd);
+	d->mem_fd = fd;
 	return mem;
 }

@@ -18,6 +18,7 @@
 /**
  * struct disk - store and fio's file
  * @bytes:	of each file
+ * @mem_fd:	buffers of both
  * @n:		while it is open
  * @rest_ns:	how long fio's last run took beside its I/O
  */
@@ -30,6 +31,7 @@ struct disk {
 	struct work_pool *pool;
 	struct node	*n;
 	int		epfd;
+	int		mem_fd;
 	uint64_t	rest_ns;
 };
 
@@ -50,10 +52,11 @@ void disk_init(struct disk *d, struct bench *b, uint64_t bytes);
 void disk_fini(struct disk *d);
 
 /**
- * disk_mem() - buffers for the node, as kvmmd's: shared memory in small pages
+ * disk_mem() - buffers for the node: shared memory in small pages, as kvmmd's
  *
- * fio's are of the same kind. How memory lies decides how many segments an I/O is
- * made of, and where a device is a host's file that is most of its cost.
+ * Before disk_fio(), which uses the very same ones. How memory lies decides how
+ * many segments an I/O is made of, and where a device is a host's file that is
+ * most of its cost: another piece of memory of the same kind may be half as quick.
  */
 void *disk_mem(struct disk *d, size_t bytes);
 
