@@ -61,7 +61,10 @@ static unsigned int nvme_poll(struct node *n, unsigned int budget)
 	nvme_ckpt_poll(nv, now);
 	nvme_start_queued(nv, now);
 	nv->eng->flush(nv);
-	nvme_crc_flush(nv);
+	if (nvme_crc_flush(nv)) {	/* callbacks may have handed I/O in */
+		nvme_start_queued(nv, now);
+		nv->eng->flush(nv);
+	}
 
 	n->stats.journal_used = (nv->journal.head - nv->journal.tail) *
 				NVME_BLOCK;

@@ -37,10 +37,11 @@ struct nvme;
 
 /*
  * So many bytes' checksums are computed on the loop's own thread each time that
- * it looks: some 40 us. Waking a worker, and being woken by it, costs more than
- * one of 64 KiB takes; when much comes at once workers do the rest. Measured by
- * `bench io`: reads of 64 KiB cost 1.5 times fio's CPU so, 1.7 with half of it,
- * and 2.4 with every checksum on a worker.
+ * it looks: some 40 us, once the device has its next I/Os. Waking a worker, and
+ * being woken by it, costs more than one of 64 KiB takes; when much comes at once
+ * workers do the rest. Measured by `bench io`: reads of 64 KiB cost half of fio's
+ * CPU so, and as much as fio's with every checksum on a worker; those of 256 KiB
+ * 0.7 of it, and 1.3.
  */
 #define NVME_CRC_INLINE		(256u << 10)
 
@@ -263,8 +264,7 @@ struct nvme_rate {
  * @break_crc:	test builds: accept what the checksum refuses
  * @break_dsync: write journal and checkpoints as if they were data
  * @crc_left:	of NVME_CRC_INLINE, until the next poll
- * @crc_jobs:	checksums for workers, the last first; handed over when the engine
- *		has got all it can, since who is woken may take our CPU
+ * @crc_jobs:	checksums to be computed, the last first
  * @room:	bytes that writes may take until the next look; 0: writes are off
  * @queue:	I/Os not started
  * @queued:	their number
@@ -433,7 +433,9 @@ void nvme_start_queued(struct nvme *nv, uint64_t now);
 void nvme_end_queued(struct nvme *nv, bool reads_too, int result);
 /* @all_seen: what the kernel has done with by now has been reported */
 void nvme_io_poll(struct nvme *nv, uint64_t now, bool all_seen);
-void nvme_crc_flush(struct nvme *nv);
+/* Checksums that have to be computed: when the engine has got all it can. Calls
+ * back for reads, and so from a poll only. Return: the loop computed some. */
+bool nvme_crc_flush(struct nvme *nv);
 uint64_t nvme_io_next(const struct nvme *nv);
 bool nvme_io_check(const struct nvme *nv);
 

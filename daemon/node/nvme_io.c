@@ -14,7 +14,7 @@
  * somebody waits for need not wait for a write to end.
  *
  * An I/O has up to two parts that run side by side: the engine's transfer and
- * the checksum of the data (on a worker, or right here when it is short). A
+ * the checksum of the data (on a worker, or by the loop when it is short). A
  * write needs both in any order; a read's checksum begins when its data are
  * there. It ends when no part is left.
  *
@@ -51,14 +51,9 @@ static void crc_work_done(struct work *w)
 		io_finish(to_nvme(io->priv.node), io);
 }
 
-/* Compute it here and now, or have IO_PART_CRC outstanding. */
+/* Not at once: the device is given its next I/Os first; see nvme_crc_flush(). */
 static void crc_start(struct nvme *nv, struct node_io *io)
 {
-	if (io->len <= nv->crc_left) {
-		nv->crc_left -= io->len;
-		io->priv.data_crc = kvmm_crc32c(0, io->addr, io->len);
-		return;
-	}
 	io->priv.parts |= IO_PART_CRC;
 	io->priv.crc_work.fn = crc_work_fn;
 	io->priv.crc_work.done = crc_work_done;
@@ -66,20 +61,46 @@ static void crc_start(struct nvme *nv, struct node_io *io)
 	nv->crc_jobs = &io->priv.crc_work;
 }
 
-/* In the order in which they came. */
-void nvme_crc_flush(struct nvme *nv)
+/* Those of @jobs that are for the loop; the others go to the workers. */
+static struct work *crc_share(struct nvme *nv, struct work *jobs)
+{
+	struct work *mine = NULL, **end = &mine, *w;
+
+	while ((w = jobs)) {
+		const struct node_io *io = container_of(w, struct node_io,
+							priv.crc_work);
+
+		jobs = w->next;
+		w->next = NULL;
+		if (io->len <= nv->crc_left) {
+			nv->crc_left -= io->len;
+			*end = w;
+			end = &w->next;
+		} else {
+			work_submit(nv->pool, w);
+		}
+	}
+	return mine;
+}
+
+bool nvme_crc_flush(struct nvme *nv)
 {
 	struct work *first = NULL, *w;
+	bool any;
 
 	while ((w = nv->crc_jobs)) {
 		nv->crc_jobs = w->next;
 		w->next = first;
 		first = w;
 	}
+	first = crc_share(nv, first);
+	any = first;
 	while ((w = first)) {
 		first = w->next;
-		work_submit(nv->pool, w);
+		crc_work_fn(w);
+		crc_work_done(w);
 	}
+	return any;
 }
 
 static uint32_t ident_crc(const struct nvme *nv, const struct node_io *io)
