@@ -3,9 +3,9 @@
  * io - the slot store against fio
  *
  * The node alone, without records and pages, reads and writes whole slots of its
- * file; fio does the same on a file of the same size beside it: io_uring, fixed
+ * file; fio does the same in the same file, with the same memory: io_uring, fixed
  * buffers and files, O_DIRECT, the same depth, block size and order (from front
- * to back, and again). Both files were fully written before.
+ * to back, and again). All of it was written before.
  *
  * Blocks of BLOCK_NS in the order fio, node, node, fio; each half is a pair. A
  * ratio is the median of the pairs' throughputs, node / fio, with its bootstrap
@@ -22,9 +22,10 @@
  * A disk that is a share of a larger one may be quicker after a rest, and fio
  * takes one while it starts. So does the node, as long as fio's last.
  *
+ * CPU is the process's and that of the kernel's threads which start I/Os for it.
+ *
  * $KVMM_BENCH_ONLY, as read_64k, measures that one alone.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -49,18 +50,6 @@
 #define RESAMPLES	2000u
 #define MAX_IOS		256u
 
-struct size {
-	const char	*name;
-	uint32_t	bytes;
-	uint32_t	depth;
-};
-
-static const struct size sizes[] = {
-	{ "64k",	64u << 10,	32 },
-	{ "256k",	256u << 10,	16 },
-	{ "2m",		2u << 20,	8 },
-};
-
 /**
  * struct block - what one of them came to
  * @bytes_s:	throughput
@@ -78,9 +67,8 @@ struct block {
 struct io_bench {
 	struct bench	b;
 	struct disk	d;
-	const struct size *size;
+	const struct disk_size *size;
 	enum node_dir	dir_now;
-	char		*mem;
 	struct node_slot *slot;
 	uint32_t	*crc;
 	uint32_t	nr_slots;
@@ -113,44 +101,15 @@ uint32_t __wrap_kvmm_crc32c(uint32_t crc, const void *buf, size_t len)
 	return crc;
 }
 
-/* Of a thread, if it is a worker; the kernel counts it in ns. */
-static uint64_t worker_ns(const char *tid)
+static bool is_worker(const char *name)
 {
-	char path[64], name[32] = "";
-	unsigned long long ns = 0;
-	FILE *f;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%.16s/comm", tid);
-	f = fopen(path, "re");
-	if (!f)
-		return 0;
-	if (fscanf(f, "%31s", name) != 1)
-		name[0] = '\0';
-	fclose(f);
-	if (strcmp(name, DISK_WORKERS))
-		return 0;
-	snprintf(path, sizeof(path), "/proc/self/task/%.16s/schedstat", tid);
-	f = fopen(path, "re");
-	if (!f)
-		return 0;
-	if (fscanf(f, "%llu", &ns) != 1)
-		ns = 0;
-	fclose(f);
-	return ns;
+	return !strcmp(name, DISK_WORKERS);
 }
 
 /* What the checksum has taken so far, wherever. */
 static uint64_t crc_cpu_ns(void)
 {
-	uint64_t ns = loop_crc_ns;
-	struct dirent *de;
-	DIR *d = opendir("/proc/self/task");
-
-	while (d && (de = readdir(d)))
-		ns += worker_ns(de->d_name);
-	if (d)
-		closedir(d);
-	return ns;
+	return loop_crc_ns + disk_cpu_ns("/proc/self/task", is_worker);
 }
 
 /* -- the node --------------------------------------------------------------------- */
@@ -180,7 +139,9 @@ static void io_release(struct node_io *io)
 static void io_next(struct io_bench *t, struct node_io *io)
 {
 	uint32_t i = t->next++ % t->nr_slots;
-	void *addr = t->mem + (uint64_t)(io - t->io) * t->size->bytes;
+	/* no more buffers than fio has: a cache holds them as well. Who shares one
+	 * reads the same from the medium, as it was filled from it. */
+	void *addr = t->d.mem + (uint64_t)(i % t->size->depth) * t->size->bytes;
 	int err;
 
 	*io = (struct node_io) {
@@ -213,16 +174,10 @@ static double cpu_s(int who)
 	       1e6;
 }
 
-/* More than the depth are handed in, so that there is always one to start. */
-static uint32_t nr_ios(const struct size *s)
-{
-	return 3 * s->depth;
-}
-
 static struct block node_block(struct io_bench *t)
 {
 	const struct node_dir_stats *st = &t->d.n->stats.dir[t->dir_now];
-	uint64_t begin, at, now, end, crc_ns;
+	uint64_t begin, at, now, end, crc_ns, kernel_ns;
 	double area = 0, cpu;
 	struct block b;
 	uint32_t i;
@@ -231,10 +186,11 @@ static struct block node_block(struct io_bench *t)
 	t->stop = false;
 	t->bytes = 0;
 	crc_ns = crc_cpu_ns();
+	kernel_ns = disk_kernel_ns();
 	cpu = cpu_s(RUSAGE_SELF);
 	begin = at = now_ns();
 	end = begin + BLOCK_NS;
-	for (i = 0; i < nr_ios(t->size); i++)
+	for (i = 0; i < disk_nr_ios(t->size); i++)
 		io_next(t, &t->io[i]);
 	node_kick(t->d.n);
 	do {
@@ -248,9 +204,10 @@ static struct block node_block(struct io_bench *t)
 	t->stop = true;
 	while (t->out)
 		disk_turn(&t->d);
+	cpu = (cpu_s(RUSAGE_SELF) - cpu) * 1e9;
+	kernel_ns = disk_kernel_ns() - kernel_ns;
 	b.crc_gb = (double)(crc_cpu_ns() - crc_ns) / (double)t->bytes;
-	b.cpu_gb = (cpu_s(RUSAGE_SELF) - cpu) * 1e9 / (double)t->bytes -
-		   b.crc_gb;
+	b.cpu_gb = (cpu + (double)kernel_ns) / (double)t->bytes - b.crc_gb;
 	return b;
 }
 
@@ -266,9 +223,9 @@ static void node_fill(struct io_bench *t)
 	t->dir_now = NODE_WRITE;
 	t->next = 0;
 	t->stop = false;
-	for (i = 0; i < nr_ios(t->size); i++)
+	for (i = 0; i < disk_nr_ios(t->size); i++)
 		io_next(t, &t->io[i]);
-	while (t->next < t->nr_slots + nr_ios(t->size))
+	while (t->next < t->nr_slots + disk_nr_ios(t->size))
 		disk_turn(&t->d);
 	t->stop = true;
 	while (t->out)
@@ -280,7 +237,8 @@ static void node_fill(struct io_bench *t)
 static void node_open(struct io_bench *t)
 {
 	disk_open(&t->d, t->dir_now, t->size->depth, NULL);
-	if (node_buf_add(t->d.n, t->mem, nr_ios(t->size) * t->size->bytes))
+	if (node_buf_add(t->d.n, t->d.mem,
+			 disk_nr_ios(t->size) * t->size->bytes))
 		bench_say("  buffers could not be registered");
 }
 
@@ -342,7 +300,7 @@ static void one_round(struct io_bench *t, struct block f[2], struct block s[2])
 	f[1] = fio_block(t);
 }
 
-static void one_case(struct io_bench *t, const struct size *size,
+static void one_case(struct io_bench *t, const struct disk_size *size,
 		     enum node_dir dir)
 {
 	double ratio[PAIRS], noise[ROUNDS], depth[PAIRS], cpu[PAIRS];
@@ -399,17 +357,11 @@ static void one_case(struct io_bench *t, const struct size *size,
 
 static void make(struct io_bench *t)
 {
-	size_t most = 0, i;
-
 	disk_init(&t->d, &t->b, FILE_BYTES);
-	for (i = 0; i < ARRAY_SIZE(sizes); i++)
-		most = max(most, (size_t)nr_ios(&sizes[i]) * sizes[i].bytes);
-	t->mem = disk_mem(&t->d, most);
-	t->slot = calloc(FILE_BYTES / sizes[0].bytes, sizeof(*t->slot));
-	t->crc = calloc(FILE_BYTES / sizes[0].bytes, sizeof(*t->crc));
+	t->slot = calloc(FILE_BYTES / disk_sizes[0].bytes, sizeof(*t->slot));
+	t->crc = calloc(FILE_BYTES / disk_sizes[0].bytes, sizeof(*t->crc));
 	if (!t->slot || !t->crc)
 		bench_die(&t->b, "memory", -ENOMEM);
-	memset(t->mem, 0x5a, most);
 }
 
 int main(void)
@@ -420,9 +372,9 @@ int main(void)
 	bench_init(&t.b, "io");
 	on_loop = true;
 	make(&t);
-	for (i = 0; i < ARRAY_SIZE(sizes); i++) {
-		one_case(&t, &sizes[i], NODE_READ);
-		one_case(&t, &sizes[i], NODE_WRITE);
+	for (i = 0; i < DISK_NR_SIZES; i++) {
+		one_case(&t, &disk_sizes[i], NODE_READ);
+		one_case(&t, &disk_sizes[i], NODE_WRITE);
 	}
 	disk_fini(&t.d);
 	return bench_finish(&t.b);

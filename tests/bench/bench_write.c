@@ -5,8 +5,8 @@
  * The node with an owner, its store full: each write is of a page that takes the
  * slot of another one, chosen at random; when it is over its record is added, so
  * that the journal, and from time to time a checkpoint, is written beside. fio
- * writes at random on a file of the same size: io_uring, fixed buffers and files,
- * O_DIRECT, the same depth and block size. Both files were fully written before.
+ * writes at random in the same file, from the same memory: io_uring, fixed buffers
+ * and files, O_DIRECT, the same depth and block size. All of it was written before.
  *
  * A write that is on the medium when it ends (the journal's groups, RWF_DSYNC)
  * takes everything with it that the device has in its cache, whoever wrote it:
@@ -48,18 +48,6 @@
 #define MAX_IOS		256u
 #define COLLECT_PART	1024u
 
-struct size {
-	const char	*name;
-	uint32_t	bytes;
-	uint32_t	depth;
-};
-
-static const struct size sizes[] = {
-	{ "64k",	64u << 10,	32 },
-	{ "256k",	256u << 10,	16 },
-	{ "2m",		2u << 20,	8 },
-};
-
 /**
  * struct page - one in the store
  * @kept:	it has a record; otherwise it is being written
@@ -82,8 +70,7 @@ struct write_bench {
 	struct bench	b;
 	struct disk	d;
 	struct node_owner owner;
-	const struct size *size;
-	char		*mem;
+	const struct disk_size *size;
 	struct page	*page;
 	uint32_t	nr_pages;
 	uint32_t	out;		/* handed in and not released */
@@ -96,12 +83,6 @@ struct write_bench {
 	struct put	put[MAX_IOS];
 	uint32_t	wait[MAX_IOS];
 };
-
-/* More than the depth are handed in, so that there is always one to start. */
-static uint32_t nr_ios(const struct size *s)
-{
-	return 3 * s->depth;
-}
 
 /* ---- the node's owner ------------------------------------------------------------ */
 
@@ -156,8 +137,9 @@ static void put_start(struct write_bench *t, struct put *p)
 		.prio		= NODE_PRIO_WRITEBACK,
 		.len		= t->size->bytes,
 		.slot		= pg->rec.slot,
-		.addr		= t->mem + (uint64_t)(p - t->put) *
-				  t->size->bytes,
+		/* no more buffers than fio has */
+		.addr		= t->d.mem + (uint64_t)(p - t->put) %
+				  t->size->depth * t->size->bytes,
 		.ident		= "bench",
 		.ident_len	= 5,
 		.done		= put_done,
@@ -233,7 +215,7 @@ static void fill(struct write_bench *t)
 	memset(t->page, 0, t->nr_pages * sizeof(*t->page));
 	while (i < t->nr_pages) {
 		t->stop = true;
-		for (k = 0; k < nr_ios(t->size) && i < t->nr_pages; k++, i++) {
+		for (k = 0; k < disk_nr_ios(t->size) && i < t->nr_pages; k++, i++) {
 			t->put[k].page = i;
 			while (!put_slot(t, &t->put[k]))
 				turn(t);
@@ -274,7 +256,7 @@ static double churn(struct write_bench *t, uint64_t ns, uint64_t bytes)
 	t->bytes = 0;
 	begin = now_ns();
 	end = begin + ns;
-	for (i = 0; i < nr_ios(t->size); i++)
+	for (i = 0; i < disk_nr_ios(t->size); i++)
 		put_next(t, &t->put[i]);
 	node_kick(t->d.n);
 	do {
@@ -362,7 +344,8 @@ static void begin(struct write_bench *t)
 	uint64_t kernel = kernel_bytes();
 
 	disk_open(&t->d, NODE_WRITE, t->size->depth, &t->owner);
-	if (node_buf_add(t->d.n, t->mem, nr_ios(t->size) * t->size->bytes))
+	if (node_buf_add(t->d.n, t->d.mem,
+			 disk_nr_ios(t->size) * t->size->bytes))
 		bench_say("  buffers could not be registered");
 	fill(t);
 	t->written = kernel_bytes() - kernel;
@@ -388,7 +371,7 @@ static void one_round(struct write_bench *t, unsigned int i, double ratio[2],
 		  t->groups_s, f0 / 1e6, f1 / 1e6, syncs[0], syncs[1], u / 1e6);
 }
 
-static void one_size(struct write_bench *t, const struct size *size)
+static void one_size(struct write_bench *t, const struct disk_size *size)
 {
 	const char *only = getenv("KVMM_BENCH_ONLY");
 	double ratio[PAIRS], noise[ROUNDS], unflushed[ROUNDS], r, q;
@@ -417,20 +400,16 @@ static void one_size(struct write_bench *t, const struct size *size)
 int main(void)
 {
 	static struct write_bench t = { .rand = 0x9e3779b97f4a7c15 };
-	size_t most = 0, i;
+	size_t i;
 
 	bench_init(&t.b, "write");
 	disk_init(&t.d, &t.b, FILE_BYTES);
 	t.owner = (struct node_owner){ .collect = collect, .arg = &t };
-	for (i = 0; i < ARRAY_SIZE(sizes); i++)
-		most = max(most, (size_t)nr_ios(&sizes[i]) * sizes[i].bytes);
-	t.mem = disk_mem(&t.d, most);
-	t.page = calloc(FILE_BYTES / sizes[0].bytes, sizeof(*t.page));
+	t.page = calloc(FILE_BYTES / disk_sizes[0].bytes, sizeof(*t.page));
 	if (!t.page)
 		bench_die(&t.b, "memory", -ENOMEM);
-	memset(t.mem, 0x5a, most);
-	for (i = 0; i < ARRAY_SIZE(sizes); i++)
-		one_size(&t, &sizes[i]);
+	for (i = 0; i < DISK_NR_SIZES; i++)
+		one_size(&t, &disk_sizes[i]);
 	free(t.page);
 	disk_fini(&t.d);
 	return bench_finish(&t.b);
