@@ -433,8 +433,9 @@ void nvme_start_queued(struct nvme *nv, uint64_t now);
 void nvme_end_queued(struct nvme *nv, bool reads_too, int result);
 /* @all_seen: what the kernel has done with by now has been reported */
 void nvme_io_poll(struct nvme *nv, uint64_t now, bool all_seen);
-/* Checksums that have to be computed: when the engine has got all it can. Calls
- * back for reads, and so from a poll only. Return: the loop computed some. */
+/* Checksums that have to be computed: when the engine has got all it can. In a
+ * poll callbacks come from here; in a kick there are only those of writes, which
+ * the engine still has. Return: the loop computed some. */
 bool nvme_crc_flush(struct nvme *nv);
 uint64_t nvme_io_next(const struct nvme *nv);
 bool nvme_io_check(const struct nvme *nv);
