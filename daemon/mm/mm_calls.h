@@ -129,7 +129,7 @@ void ahead_map(const void *mem, size_t len, bool write);
 /* All have come; what was not used is given back. */
 void aheads_end(struct mm *mm);
 
-/* -- persist.c: what block nodes find again ------------------------------------ */
+/* -- persist.c: what block nodes are told, to find it again ------------------- */
 
 /* The owner of each block node. */
 int persist_init(struct mm *mm);

@@ -67,7 +67,7 @@ struct keep;				/* keep.h: what outlives the daemon */
 struct adoption;			/* adopt.h: one mm_adopt() */
 struct adopt;				/* adopt_stray.c: frames that wait */
 struct scrub;				/* scrub.c */
-struct recovery;			/* persist.c: what a block node finds again */
+struct recovery;			/* recover.h: what a block node finds again */
 
 /**
  * struct copy - a page on one node

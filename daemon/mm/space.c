@@ -9,7 +9,7 @@
  * first. Meanwhile its slot in the header is not given to another.
  *
  * A block node that finds pages again after a restart makes their space, too
- * (persist.c). Nobody may ever attach to it, so it gets its first extents when
+ * (recover_label.c). Nobody may ever attach to it, so it gets its first extents when
  * somebody does.
  *
  * Observe mode. Publishes leave nothing but the hash of their key in a table of
