@@ -424,7 +424,7 @@ struct mm_client *client_new(struct mm *mm, const struct mm_client_opts *o);
 uint64_t win_ledger_bytes(const struct mm_pool *p);
 int win_adopt(struct mm_client *c, struct mm_pool *p, uint32_t keep,
 	      const struct keep_win *kw, struct shm *ledger);
-/* pool.c */
+/* extent.c */
 void extent_adopt(struct mm_pool *p, uint32_t no, struct extent *ext,
 		  const struct keep_extent *kx);
 void extent_lose(struct mm_pool *p, uint32_t no);

@@ -259,7 +259,7 @@ static inline bool frame_live(const struct mm_pool *p, uint32_t f)
 	return f < p->max_frames && p->extent[f / p->per_extent].ext;
 }
 
-/* -- pool.c: pools and their extents ------------------------------------------ */
+/* -- extent.c: extents of a memory pool --------------------------------------- */
 /*
  * An extent that is to go (evacuate.c): its free frames leave the stack, and
  * frame_put() does not put others of it there (nr_used still counts down); or
@@ -275,14 +275,24 @@ void extent_down(struct mm_pool *p, uint32_t no);
  * evacuated; -EAGAIN: an attempt failed a moment ago.
  */
 int pool_grow(struct mm_pool *p);
-/* In use, few frames left, and room for more: populating takes its time. */
-bool pool_runs_dry(const struct mm_pool *p);
 /* Is memory of @p on its way back? What a client holds against its word is not. */
 bool pool_gives(const struct mm_pool *p);
 /* Is memory of some pool on its way back to @nd, though it is full now? */
 bool node_room_comes(const struct mm_node *nd);
 /* Frames that @p could still get from its node without any reclaim. */
 uint64_t pool_room(const struct mm_pool *p);
+/* Has @w been told of @x and not yet said that it unmapped it? */
+bool win_holds(const struct mm_win *w, const struct mm_extent *x);
+/* Those that were told to be unmapped: given back if nobody maps them any more. */
+void extents_going_run(struct mm_pool *p);
+/* True: all extents are back with the node, pool_destroy() may follow. */
+bool pool_end(struct mm_pool *p);
+/* The same whatever is in use, for mm_destroy(). */
+bool pool_abandon(struct mm_pool *p);
+
+/* -- pool.c: pools ------------------------------------------------------------- */
+/* In use, few frames left, and room for more: populating takes its time. */
+bool pool_runs_dry(const struct mm_pool *p);
 /*
  * Somebody who waited for @was frames of @p waits for @is now; the only way @want
  * changes.
@@ -299,12 +309,6 @@ static inline uint64_t pool_squeezed(const struct mm_pool *p)
 void pool_feed(struct mm_pool *p);
 /* Growth ahead of need, extents that go, waits to be fed, pins to be counted. */
 uint64_t pools_run(struct mm *mm, uint64_t now_ns);
-/* True: all extents are back with the node, pool_destroy() may follow. */
-bool pool_end(struct mm_pool *p);
-/* Has @w been told of @x and not yet said that it unmapped it? */
-bool win_holds(const struct mm_win *w, const struct mm_extent *x);
-/* The same whatever is in use, for mm_destroy(). */
-bool pool_abandon(struct mm_pool *p);
 int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
 		struct errmsg *e);
 void pool_destroy(struct mm_pool *p);
