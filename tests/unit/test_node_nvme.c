@@ -319,7 +319,7 @@ static void demand_goes_before_the_rest(void **state)
 	assert_int_equal(op_write(&r, &slot, r.mem, 4096, "p", &crc), 0);
 	for (int i = 0; i < 6; i++) {
 		op_init(&op[i], i < 2 ? NODE_WRITE : NODE_READ, &slot,
-			r.mem, 4096, "p");
+			r.mem + i * 4096, 4096, "p");
 		op[i].io.crc = crc;
 	}
 	op[2].io.prio = NODE_PRIO_PREFETCH;
@@ -351,7 +351,7 @@ static void writeback_keeps_a_share(void **state)
 	rig_open(&r);
 	assert_int_equal(op_write(&r, &slot, r.mem, 4096, "p", &crc), 0);
 	for (int i = 0; i < N; i++) {
-		op_init(&op[i], NODE_READ, &slot, r.mem, 4096, "p");
+		op_init(&op[i], NODE_READ, &slot, r.mem + i * 4096, 4096, "p");
 		op[i].io.crc = crc;
 		assert_int_equal(node_submit(r.n, &op[i].io), 0);
 	}
