@@ -103,6 +103,7 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * struct nvme_open - start-up and the watch on the file; nvme_open.c
  * @work:	the job, one at a time, on nvme.aux
  * @running:	a worker has it; all below is the worker's then
+ * @owned:	somebody has asked for what is in it, who may have left since
  * @next_ns:	when to do the next step
  * @lock_until:	how long to wait for the lock before it is called a failure
  * @retry_ns:	how long the last failure was waited for; it doubles
@@ -130,6 +131,7 @@ extern const struct nvme_engine_ops nvme_threads_ops;
 struct nvme_open {
 	struct work		work;
 	bool			running;
+	bool			owned;
 	uint64_t		next_ns;
 	uint64_t		lock_until;
 	uint64_t		retry_ns;

@@ -50,10 +50,10 @@ static int open_store(struct nvme *nv, void *buf)
 		err = nvme_super_read(nv, buf, bytes, fresh, &make);
 	if (!err && !fresh)
 		err = nvme_file_fill(nv, bytes, !make);
-	make |= !nv->node.owner;
+	make |= !o->owned;
 	if (!err && make)
 		err = nvme_super_make(nv, buf, bytes);
-	if (!err && nv->node.owner)
+	if (!err && o->owned)
 		err = nvme_scan(nv, &o->found);
 	/* the copy that counted may have been behind: its medium refused it */
 	if (!err && o->found && o->found->max_opens < NVME_OPENS_MAX)
@@ -300,6 +300,8 @@ void nvme_open_poll(struct nvme *nv, uint64_t now)
 
 	if (o->running || now < o->next_ns || nv->node.state == NODE_OFFLINE)
 		return;
+	/* once: who leaves meanwhile does not want it emptied */
+	o->owned |= nv->node.owner != NULL;
 	o->running = true;
 	o->taken = nv->inflight_bytes[NODE_WRITE] + nv->own_bytes[NODE_WRITE];
 	o->work.fn = watch ? watch_work : open_work;

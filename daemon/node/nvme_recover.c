@@ -287,7 +287,7 @@ uint64_t nvme_recover_next(const struct nvme *nv)
 	if (nv->node.state == NODE_OFFLINE)
 		return DEADLINE_NONE;
 	if (nv->found)
-		return nv->found->again_ns;
+		return nv->node.owner ? nv->found->again_ns : DEADLINE_NONE;
 	/* the worker has no way of telling but to be asked */
 	return nv->open.running && !nv->told && nv->node.owner &&
 	       nv->node.state != NODE_ONLINE ? deadline_in(EXPECT_NS) :

@@ -275,6 +275,29 @@ static void end_while_it_is_tried_again(void **state)
 	rig_fini(&r);
 }
 
+/* Who leaves before the store is open does not have it emptied. */
+static void end_of_the_owner_while_it_is_opened(void **state)
+{
+	struct rig r;
+
+	used_rig(&r);
+	lock_fd = open(r.path, O_RDWR | O_CLOEXEC);
+	assert_int_equal(__real_flock(lock_fd, LOCK_EX), 0);
+	begin(&r);
+	rig_until(&r, strstr(r.n->why, "waiting"));
+	node_set_owner(r.n, NULL);
+	let_go(&r);
+	rig_until(&r, r.n->capacity);
+	assert_int_not_equal(r.n->state, NODE_ONLINE);
+	assert_true(node_next_deadline(r.n) > now_ns());
+	rig_close(&r);
+	assert_int_equal(after.recovered, 0);
+
+	owner_open(&r, &after);
+	owners_equal(&after, &before);
+	rig_fini(&r);
+}
+
 /* ---- a name is not a file --------------------------------------------------------- */
 
 static const char *filled_path;
@@ -471,6 +494,7 @@ int main(void)
 		cmocka_unit_test(nothing_is_made_among_the_devices),
 		cmocka_unit_test(store_that_is_refused_is_refused_once),
 		cmocka_unit_test(end_while_it_is_tried_again),
+		cmocka_unit_test(end_of_the_owner_while_it_is_opened),
 		cmocka_unit_test(file_that_another_filled_is_not_removed),
 		cmocka_unit_test(file_that_was_replaced_is_not_the_store),
 		cmocka_unit_test(one_superblock_that_can_be_read_is_enough),
