@@ -123,6 +123,7 @@ extern const struct nvme_engine_ops nvme_threads_ops;
  * @taken:	sparse: bytes on their way when the worker began to look, or since:
  *		it may not have seen them
  * @super:	the superblock as it is on the medium now
+ * @writer:	random, of this opening: see struct nvme_block
  * @found:	what the store remembers
  * @nr_segs:	segments of the store
  * @written:	one bit a segment: has been written as a whole
@@ -150,6 +151,7 @@ struct nvme_open {
 	unsigned int		super_bad;
 	uint64_t		taken;
 	struct nvme_super	super;
+	uint64_t		writer;
 	struct nvme_found	*found;
 	uint32_t		nr_segs;
 	uint64_t		*written;

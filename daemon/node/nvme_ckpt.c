@@ -390,6 +390,7 @@ static void close_start(struct nvme *nv, uint64_t now)
 	e->nr_records = ck->nr_records;
 	e->next_seq = nv->slots.next_seq;
 	e->next_label = nv->labels.next;
+	b->writer = nv->open.writer;
 	nvme_block_seal(b, NVME_KIND_END, nv->open.super.uuid, 0, e->number);
 	part_start(nv, b, 1, 0, now);
 }

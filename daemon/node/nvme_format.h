@@ -104,6 +104,9 @@ static_assert(sizeof(struct nvme_super) == 120, "on-medium format");
  * @epoch:	journal: nvme_super.opens of who wrote it. Checkpoint: its number
  * @bytes:	entries that follow, in bytes; behind them zeroes
  * @count:	their number
+ * @writer:	random, of the opening that wrote it: tells two that have the same
+ *		number, since the first one's mark in the superblock was lost.
+ *		In a checkpoint the block with END has it
  */
 struct nvme_block {
 	uint32_t	kind;
@@ -113,7 +116,9 @@ struct nvme_block {
 	uint64_t	epoch;
 	uint16_t	bytes;
 	uint16_t	count;
-	uint32_t	reserved[5];
+	uint32_t	reserved;
+	uint64_t	writer;
+	uint32_t	reserved2[2];
 };
 
 static_assert(sizeof(struct nvme_block) == 64, "on-medium format");

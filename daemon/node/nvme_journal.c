@@ -132,6 +132,7 @@ static void block_close(struct nvme *nv)
 
 	if (!j->open)
 		return;
+	j->open->writer = nv->open.writer;
 	nvme_block_seal(j->open, NVME_KIND_JOURNAL, nv->open.super.uuid,
 			j->head, nv->open.super.opens);
 	j->open = NULL;

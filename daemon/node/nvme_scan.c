@@ -7,7 +7,9 @@
  * number, the store's uuid, its checksum and by who wrote it: openings never
  * decrease along the ring. That last one matters. A torn group leaves whole
  * blocks behind a hole; the next daemon writes on at the hole, and what is
- * behind its own last block would fit on exactly, were it not older.
+ * behind its own last block would fit on exactly, were it not older. Or not by the
+ * same writer: two openings have one number if the first one's was never written,
+ * by a device that said yes to it.
  *
  * One that is not the next is mostly the end, and may be damage in the middle. A
  * group never spans two chunks of NVME_GROUP_BLOCKS and is begun when the one
@@ -96,6 +98,7 @@ static enum end_state read_end(struct scan *sc, int area,
 	if (!e || e->type != NVME_ENT_END)
 		return END_BAD;
 	memcpy(end, e, sizeof(*end));
+	sc->end_writer[area] = b->writer;
 	return end_sane(sb, end) ? END_GOOD : END_BAD;
 }
 
@@ -162,12 +165,13 @@ static bool journal_good(const struct scan *sc, const struct nvme_block *b)
 	return nvme_block_good(b, NVME_KIND_JOURNAL, sc->sb->uuid);
 }
 
-/* Is it block @seq, of no older opening than what was read before? */
+/* Is it block @seq, of the same opening as what was read before or a later one? */
 static bool journal_next(const struct scan *sc, const struct nvme_block *b,
 			 uint64_t seq)
 {
 	return journal_good(sc, b) && b->seq == seq &&
-	       b->epoch >= sc->f->max_opens;
+	       (b->epoch > sc->f->max_opens ||
+		(b->epoch == sc->f->max_opens && b->writer == sc->writer));
 }
 
 static uint64_t journal_stop(const struct scan *sc)
@@ -243,6 +247,7 @@ static bool read_piece(struct scan *sc, uint64_t *seq, uint64_t *sure, int *err)
 			return false;
 		if (journal_next(sc, b, *seq)) {
 			f->max_opens = b->epoch;
+			sc->writer = b->writer;
 			*err = nvme_found_block(sc, b);
 			if (*err)
 				return false;
@@ -268,6 +273,7 @@ static int read_journal(struct scan *sc)
 	int gone = sc->gone, err = 0;
 
 	f->max_opens = max(f->max_opens, f->end.opens);
+	sc->writer = sc->end_writer[f->area];
 	while (read_piece(sc, &seq, &sure, &err))
 		;
 	f->journal_end = seq;

@@ -28,6 +28,8 @@ struct seg_view {
  * @buf:	what was read last
  * @bytes:	that were asked for so far
  * @seg:	by segment
+ * @end_writer:	by area: who wrote the block with END
+ * @writer:	who wrote the block of the journal that was read last
  * @gap:	the ring was written over where it would be needed: the checkpoint is
  *		older than what can be made up for
  * @wary:	the newest checkpoint may be one that is not whole
@@ -42,6 +44,8 @@ struct scan {
 	const char		*buf;
 	uint64_t		bytes;
 	struct seg_view		*seg;
+	uint64_t		end_writer[2];
+	uint64_t		writer;
 	bool			gap;
 	bool			wary;
 	bool			blind;

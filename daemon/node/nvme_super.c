@@ -423,6 +423,10 @@ int nvme_super_make(struct nvme *nv, void *buf, uint64_t bytes)
 
 int nvme_super_renew(struct nvme *nv, void *buf, bool made)
 {
+	uint64_t *writer = &nv->open.writer;
+
+	if (getrandom(writer, sizeof(*writer), 0) != sizeof(*writer))
+		return errmsg_set(&nv->open.msg, -EIO, "no random numbers");
 	nv->open.super.opens++;
 	return super_write(nv, buf, &nv->open.super, !made);
 }

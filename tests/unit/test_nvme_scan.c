@@ -115,6 +115,38 @@ static void stale_blocks_of_a_torn_group_are_not_the_next_ones(void **state)
 	rig_fini(&r);
 }
 
+/*
+ * A device that says yes and writes nothing loses an opening's mark in the
+ * superblock, and the next one has the same number. What the first has written all
+ * the same is no continuation of what the second wrote before it.
+ */
+static void an_opening_that_left_no_mark_is_not_gone_on_with(void **state)
+{
+	char super1[NVME_BLOCK], super2[NVME_BLOCK];
+	char zero[NVME_BLOCK] = { 0 };
+	struct rig r;
+
+	scan_rig(&r);
+	add_blocks(&r, &before, 2);
+	rig_close(&r);
+	peek(&r, 0, super1, sizeof(super1));
+	peek(&r, NVME_SUPER2_OFF, super2, sizeof(super2));
+	owner_open(&r, &after);
+	add_blocks(&r, &after, 3);
+	rig_close(&r);
+	poke(&r, 0, super1, sizeof(super1));
+	poke(&r, NVME_SUPER2_OFF, super2, sizeof(super2));
+	poke(&r, journal_at(3), zero, sizeof(zero));
+	owner_open(&r, &after);
+	owners_equal(&after, &before);
+	add_blocks(&r, &after, 1);		/* is block 3 now */
+	rig_close(&r);
+	before = after;
+	owner_open(&r, &after);
+	owners_equal(&after, &before);
+	rig_fini(&r);
+}
+
 static void journal_ends_at_what_is_no_block(void **state)
 {
 	struct nvme_block *b;
@@ -130,7 +162,7 @@ static void journal_ends_at_what_is_no_block(void **state)
 			poke_random(&r, journal_at(3), NVME_BLOCK, 7);
 			break;
 		case 1:				/* one bit */
-			b->reserved[4] ^= 1;
+			b->reserved2[1] ^= 1;
 			poke(&r, journal_at(3), b, NVME_BLOCK);
 			break;
 		case 2:				/* of another store */
@@ -917,6 +949,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(stale_blocks_of_a_torn_group_are_not_the_next_ones),
+		cmocka_unit_test(an_opening_that_left_no_mark_is_not_gone_on_with),
 		cmocka_unit_test(journal_ends_at_what_is_no_block),
 		cmocka_unit_test(blocks_in_another_order_are_not_read),
 		cmocka_unit_test(damage_in_the_middle_hides_nothing_behind_it),
