@@ -314,7 +314,7 @@ int pool_create(struct mm_space *sp, unsigned int cls, struct mm_node *nd,
 void pool_destroy(struct mm_pool *p);
 void pool_publish_avail(struct mm_pool *p);
 
-/* -- space.c, window.c, publish.c ---------------------------------------------- */
+/* -- space.c, window.c, publish_wait.c ----------------------------------------- */
 void space_free(struct mm_space *sp);
 struct mm_space *space_find(struct mm *mm, const uint8_t id[32]);
 /* Makes one that nobody is attached to; its first extents come with its first client. */

@@ -62,7 +62,7 @@ struct flight;				/* flight.c: a read in flight */
 struct wback;				/* writeback.c: a write in flight */
 struct evac;				/* evacuate.c: an extent being emptied */
 struct stage;				/* stage.c: a buffer for a page of a gang */
-struct pub_entry;			/* publish.c: a page not yet sealed */
+struct pub_entry;			/* publish.h: a page not yet sealed */
 struct keep;				/* keep.h: what outlives the daemon */
 struct adoption;			/* adopt.h: one mm_adopt() */
 struct adopt;				/* adopt_stray.c: frames that wait */
@@ -548,7 +548,7 @@ struct mm_space {
 	uint64_t	hash_size;
 	struct mm_pool	*pool[KVMM_MAX_CLASSES][KVMM_MAX_NODES];
 	uint64_t	index_pushed;	/* lines and words that lost their place */
-	struct pub_entry **pending;	/* publish.c: by key hash */
+	struct pub_entry **pending;	/* publish_wait.c: by key hash */
 	uint64_t	nr_pending;
 	bool		ending;		/* being taken apart */
 	bool		bare;		/* found again; no first extents yet */
@@ -628,7 +628,7 @@ struct mm {
 	uint64_t	host_short;	/* of it, bytes that are still to come from us */
 	uint64_t	next_spaces_ns;
 	uint64_t	next_pools_ns;	/* 0: something changed, look now */
-	struct list	pub_ready;	/* publish.c: entries to look at again */
+	struct list	pub_ready;	/* publish_wait.c: entries to look at again */
 	struct list	pub_loading;	/* entries that wait for a load */
 	bool		pub_running;
 	unsigned int	nr_jobs;	/* on the work pool: checksums, zeroing */
