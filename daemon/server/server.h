@@ -334,7 +334,7 @@ void session_unkeep(struct session *ss);
  * any other.
  */
 bool session_resume(struct session *ss, const struct wire_hello *h, int pidfd);
-/** send_welcome() - request.c */
+/** send_welcome() - hello.c */
 int send_welcome(struct session *ss, uint32_t seq, int doorbell,
 		 uint32_t flags);
 
@@ -369,6 +369,8 @@ void wire_error_fill(struct wire_error *m, uint32_t seq, int err,
 void session_send_error(struct session *ss, uint32_t seq, int err,
 			const char *sentence);
 
+/** session_hello() - its first message, judged and answered: hello.c */
+void session_hello(struct session *ss, struct sock_msg *m);
 /** session_request() - one message, judged and answered: request.c */
 void session_request(struct session *ss, struct sock_msg *m);
 /** session_late() - do what has waited for the ring */
