@@ -2,12 +2,8 @@
 /*
  * mm's own structures; nobody outside daemon/mm includes this.
  *
- * A page is (space, group, key). It may have one copy per node. What a copy is
- * depends on its pool: a frame of a memory pool, a slot of a block pool.
- *
- *	copy states	NONE -> LOADING -> READY -> NONE	(memory, from below)
- *			NONE -> READY -> NONE			(memory, publish)
- *			NONE -> WRITING -> READY -> NONE	(block)
+ * Pages and copies are in mm_page.h, pools and windows in mm_pool.h; here is what
+ * they hang on, and what must hold between all of them.
  *
  * Laws (mm_check):
  *   - a page exists while it has a copy that is not NONE
@@ -44,22 +40,12 @@
 
 #include "daemon/mm/heap.h"
 #include "daemon/mm/mm.h"
-#include "daemon/mm/shape.h"
+#include "daemon/mm/mm_page.h"
+#include "daemon/mm/mm_pool.h"
 #include "daemon/mm/slab.h"
 #include "ipc/base/list.h"
 #include "ipc/index.h"
 
-#define MM_PAGE_MAX_BYTES	(1u << 30)
-
-enum copy_state {
-	COPY_NONE	= 0,
-	COPY_LOADING	= 1,
-	COPY_WRITING	= 2,
-	COPY_READY	= 3,
-};
-
-struct flight;				/* flight.c: a read in flight */
-struct wback;				/* writeback.c: a write in flight */
 struct evac;				/* evacuate.c: an extent being emptied */
 struct stage;				/* stage.c: a buffer for a page of a gang */
 struct pub_entry;			/* publish.h: a page not yet sealed */
@@ -68,100 +54,6 @@ struct adoption;			/* adopt.h: one mm_adopt() */
 struct adopt;				/* adopt_stray.c: frames that wait */
 struct scrub;				/* scrub.c */
 struct recovery;			/* recover.h: what a block node finds again */
-
-/**
- * struct copy - a page on one node
- * @pol:	the policy's view; in the pool's policy while READY
- * @flight:	memory, LOADING or about to: the read
- * @wb:		block, WRITING: the write
- * @nr_bound:	pages that are bound to this one and have a copy here
- * @refs:	I/O that uses it as source: not dropped meanwhile (hand-over
- *		references are the frame's: frame_meta.refs; frame_isolate() refuses
- *		on either)
- * @flags:	COPY_*; zero while NONE
- * @page:	memory: whose it is
- * @link:	memory: in pool.dirty while READY without a READY copy below, moved
- *		to its tail by a touch
- * @slot_next:	block: in its node's table of slots (slots.c), from the slot's
- *		allocation to its return
- * @crc:	block: checksum that a read must show
- *
- * Those on block nodes are part of the page. Those in memory come when somebody
- * wants the page there (copy_get()) and go when they are NONE: most pages of a
- * large disk have none, and are to cost no more than they must.
- */
-struct copy {
-	struct kvmm_policy_page pol;
-	union {
-		struct flight	*flight;
-		struct wback	*wb;
-	};
-	uint32_t	nr_bound;
-	uint16_t	refs;
-	uint8_t		state;
-	uint8_t		flags;
-	union {
-		struct {
-			struct page	*page;
-			struct list	link;
-			uint32_t	frame;
-		};
-		struct {
-			struct node_slot slot;
-			struct copy	*slot_next;
-			uint32_t	crc;
-		};
-	};
-};
-static_assert(sizeof(struct copy) == 80, "one a page and block node");
-
-#define COPY_DOOMED	1u	/* goes as soon as its I/O is over: no source, not
-				   counted as a copy below */
-#define COPY_WFAIL	2u	/* memory: the medium refused it; not written again
-				   before the next touch */
-#define COPY_REFUSED	4u	/* memory, dirty: the node below did not admit it */
-#define COPY_WANTED	8u	/* memory: it does, by what it knows (admit.c) */
-#define COPY_KEPT	16u	/* block: the node has a record of it (persist.c) */
-
-/**
- * struct page - a page
- * @key:	as four words, the index's form
- * @parent:	NULL for a root; kept alive by closure if the page is bound to it
- * @crc:	CRC32C of the data if PAGE_CRC
- *
- * Behind it a copy for each block node, then a pointer to one for each node of
- * memory: page_copy().
- */
-struct page {
-	uint64_t	key[4];
-	struct mm_space	*space;
-	struct page	*hnext;
-	struct page	*parent;
-	struct list	children;	/* their sibling */
-	struct list	sibling;
-	uint32_t	nr_bound;
-	uint32_t	raw_bytes;
-	uint32_t	pos;
-	uint32_t	cost_us;
-	uint32_t	crc;
-	uint8_t		group;
-	uint8_t		flags;		/* PAGE_* */
-	uint8_t		strikes;
-	uint8_t		nr_copies;	/* not NONE */
-};
-static_assert(sizeof(struct page) == 112, "there may be many millions");
-static_assert(KVMM_MAX_GROUPS <= UINT8_MAX && KVMM_MAX_NODES <= UINT8_MAX,
-	      "they fit");
-
-#define PAGE_ROOT	1u	/* by the publisher's word: outside closure */
-#define PAGE_CRC	2u	/* @crc holds, for every copy */
-#define PAGE_BAD	4u	/* being dropped everywhere: not found any more, its
-				   index lines are gone and may be another page's */
-#define PAGE_BOUND	8u	/* is no use without its parent: closure holds. All
-				   of FULL groups, and the parts of a blob */
-#define PAGE_ADOPT	32u	/* found by adopt_frames(), not yet looked at */
-#define PAGE_ORPHAN	16u	/* BOUND, not BAD, and its parent was freed before
-				   it: a breach that mm_check() reports */
 
 /**
  * struct mm_admit - what a block node admits (admit.c)
@@ -211,197 +103,6 @@ struct mm_node {
 	struct scrub	*scrub;		/* block */
 	struct evac	*evac;		/* memory: at most one at a time */
 	struct mm_pool	*next_pool;	/* memory: where kreclaimd goes on */
-};
-
-/**
- * struct mm_extent - one extent of a memory pool
- * @ext:	NULL: this number is not in use
- * @nr_free:	on its free stack: pool->free[no * per_extent] and on
- * @nr_used:	frames that are not
- * @up_seq:	extent_seq when it came
- * @down_seq:	when windows were told to unmap it; 0: not yet, or never
- * @down_ns:	by when they must have
- * @going:	closed: its free frames are not handed out
- * @lost:	the last daemon's, and given up: the number is not used again, since
- *		clients may read on in what they have mapped
- * @held:	a window did not unmap it in time: charged until that one does,
- *		or exits. Changed by extent_set_held() only
- * @stays_ns:	it could not be emptied in time: others first, until then
- */
-struct mm_extent {
-	struct extent	*ext;
-	uint32_t	no;
-	uint32_t	nr_free;
-	uint32_t	nr_used;
-	int		ro_fd, rw_fd;
-	uint64_t	up_seq;
-	uint64_t	down_seq;
-	uint64_t	down_ns;
-	uint64_t	stays_ns;
-	bool		going;
-	bool		held;
-	bool		lost;
-};
-
-/**
- * struct frame_meta - what mm knows of a frame, beside its word
- * @page:	LOADING, READY, ISOLATED
- * @owner:	OPEN, QUARANTINE: the engine; in a magazine also @win
- * @win:	the window whose magazine or hands it is in
- * @refs:	hand-over references, I/O, workers: not reclaimable while > 0
- * @gen:	generation of the last READY word
- * @flags:	FMETA_*: why an OPEN frame is not its engine's to name
- */
-struct frame_meta {
-	struct page	*page;
-	struct mm_engine *owner;
-	struct mm_win	*win;
-	uint64_t	gen;
-	uint32_t	refs;
-	uint32_t	flags;
-};
-
-#define FMETA_PUB	1u	/* a publish of it is pending */
-#define FMETA_FREE	2u	/* freed, waits for its step */
-#define FMETA_ZERO	4u	/* QUARANTINE: a worker zeroes it */
-#define FMETA_READ	8u	/* LOADING, no page: an abandoned read has it, or
-				   one of the last daemon's (adopt_stray.c) */
-#define FMETA_COPY	16u	/* a fork is to be copied into it */
-
-/**
- * struct mm_pool - (space, class, node)
- * @parts:	of a frame: of a gang one a rank, else one
- * @stride:	from frame to frame within a part. An extent is @parts times
- *		@per_extent * @stride bytes: all frames' parts of rank 0, then
- *		those of rank 1, ...
- * @shape:	how a page is cut into parts; NULL: it lies there in order
- * @free:	free stacks, one an extent (struct mm_extent)
- * @free_map:	extents that have a free frame to hand out
- * @nr_free:	on the stacks of extents that stay
- * @nr_frames:	in live extents; memory
- * @used_ns:	when frames were last taken
- * @windows:	all window ledgers, those of exited clients too: their pins are
- *		summed. mm_win.pool_link
- * @want:	frames that refills and loads could not get: reclaim works for it.
- *		Refills and loads each add and take away their own: pool_wants()
- * @reserve:	free frames that only loads may take (watermark min)
- * @dirty:	READY copies without a READY copy below, coldest first; kept by
- *		copy_set_state()
- * @nr_refused:	of them, those that the node below did not admit
- * @full_ns:	a search that saw every page found nothing to take: until then
- *		no other is made for a load
- * @squeezed_ns: since when there has been somebody who waits for frames, 0:
- *		nobody does; see pool_wants()
- * @wb_boost:	pages to keep clean beyond the usual share: dirty victims were met
- */
-struct mm_pool {
-	struct mm_space	*space;
-	unsigned int	cls;
-	struct mm_node	*nd;
-	struct list	node_link;
-
-	uint32_t	page_bytes;	/* of the class */
-	uint32_t	parts;
-	uint32_t	stride;
-	struct shape	*shape;
-	void		*policy;	/* instance memory */
-	uint64_t	nr_pages;	/* READY copies */
-	uint64_t	nr_dirty;	/* of them, without a copy below; memory */
-	uint64_t	nr_refused;	/* of these, not admitted there */
-	struct list	dirty;		/* copy.link; nr_dirty of them */
-	uint64_t	full_ns;
-	uint64_t	squeezed_ns;
-	uint64_t	wb_boost;
-	uint32_t	nr_writing;	/* frames that are being written down */
-
-	/* memory pools */
-	struct shm	table_shm;
-	struct frame_table *table;
-	struct shm	record_shm;
-	struct frame_record *record;
-	_Atomic uint64_t *owner;	/* keep.h: of OPEN frames */
-	bool		adopted;	/* table and records were there before */
-	struct frame_meta *meta;	/* [max_frames], lazily backed */
-	size_t		lazy_bytes;	/* of the mapping of meta and free */
-	uint32_t	max_frames;
-	uint32_t	per_extent;
-	uint32_t	max_extents;
-	uint32_t	nr_extents;
-	uint32_t	nr_lost;	/* numbers that are not used again */
-	struct mm_extent *extent;	/* [max_extents + 1]; 0 never exists */
-	unsigned int	extents_coming;
-	unsigned int	extents_putting; /* given back, not yet gone */
-	unsigned int	extents_going;	/* closed */
-	unsigned int	extents_held;	/* of them: nobody knows when they go */
-	uint64_t	stays_ns;	/* the latest of its extents' */
-	uint64_t	look_ns;	/* none could be emptied: not before */
-	bool		ending;
-	bool		feeding;
-	uint64_t	used_ns;
-	uint64_t	grow_after_ns;	/* not before: the last try failed */
-	uint64_t	pin_scan_ns;	/* when pins were last counted */
-	uint32_t	pin_scan_at;	/* next extent of the count; 0: none */
-	uint32_t	starved;	/* engine whose loads found no frame since then;
-					   0: none */
-	bool		starved_more;	/* ... and others' */
-	uint32_t	*free;
-	uint64_t	*free_map;
-	uint32_t	nr_free;
-	uint32_t	nr_frames;
-	uint32_t	nr_open;	/* with engines, magazines included */
-	uint32_t	nr_loading;
-	uint32_t	nr_quarantine;
-	uint32_t	want;
-	uint32_t	wmark_min, wmark_low, wmark_high, wmark_promo;
-	uint32_t	reserve;
-	bool		reclaiming;	/* below low, until high */
-	struct list	windows;
-	struct list	refill_wait;	/* mm_win.refill_link: wants not met */
-	struct list	load_wait;	/* flight.c: flights that wait for a frame */
-};
-
-/**
- * struct mm_win - one client's view of a memory pool
- * @refs:	operations that name it, answers whose references are not put
- * @closed:	by the client; its pins still count until they are gone
- * @void_pins:	over the limit: not in pool->windows any more
- * @told_seq:	extent_seq up to which extents were passed to the client
- * @pins, @mag, @bitmap: into the ledger; from the daemon's own arithmetic,
- *		never through offsets that the client can write
- * @nr_open:	OPEN frames that this window was given
- * @want:	frames that the last refill could not get; on pool->refill_wait
- * @closed_link: in mm.closed while @closed
- * @open_at:	closed: extent where the search for OPEN frames goes on
- * @pins_at:	closed: frame where the search for pins goes on
- */
-struct mm_win {
-	struct mm_client *client;
-	uint32_t	keep;		/* its place in the state, plus one */
-	struct mm_engine *engine;
-	struct mm_pool	*pool;
-	uint32_t	rights;
-	uint16_t	no;
-	bool		closed, void_pins;
-	uint32_t	refs;
-	struct shm	ledger_shm;
-	struct window_ledger *wl;
-	_Atomic uint32_t *pins;
-	_Atomic uint32_t *mag;
-	_Atomic uint64_t *bitmap;
-	uint32_t	mag_entries;
-	uint32_t	mag_tail;	/* private copies of published cursors */
-	uint32_t	refills;
-	uint32_t	want;
-	uint32_t	nr_open;
-	uint64_t	synced_seq, told_seq;
-	uint64_t	last_refill_ns;
-	uint32_t	given_since;	/* frames handed out, for the demand rate */
-	uint32_t	reserved;
-	struct list	pool_link;
-	struct list	client_link;
-	struct list	refill_link;
-	struct list	closed_link;
-	uint32_t	open_at, pins_at;
 };
 
 struct mm_client {
@@ -671,17 +372,6 @@ extern void (*mm_point_fn)(void);
 #else
 #define mm_point()	((void)0)
 #endif
-
-/* Bytes of a part of an extent, and of all of it. */
-static inline uint64_t pool_part_bytes(const struct mm_pool *p)
-{
-	return (uint64_t)p->per_extent * p->stride;
-}
-
-static inline uint64_t pool_extent_bytes(const struct mm_pool *p)
-{
-	return p->parts * pool_part_bytes(p);
-}
 
 /* Frames that @p would have if the node were all its own. */
 static inline uint64_t pool_most_frames(const struct mm_pool *p)
