@@ -157,13 +157,23 @@ static void the_environment_names_the_socket(void **state)
 	kvmm_close(k);
 }
 
+static bool daemon_has_socket(void)
+{
+	bool has;
+
+	pthread_mutex_lock(&f.lock);
+	has = f.sock >= 0;
+	pthread_mutex_unlock(&f.lock);
+	return has;
+}
+
 static void descriptors_and_mappings_go_with_the_connection(void **state)
 {
 	int before, i;
 
 	fc_close(&c);
 	/* the daemon's end of this one may be open a moment longer, too */
-	for (i = 0; i < 1000 && *(volatile int *)&f.sock >= 0; i++)
+	for (i = 0; i < 1000 && daemon_has_socket(); i++)
 		poll(NULL, 0, 1);
 	before = fd_count();
 	for (i = 0; i < 3; i++) {
