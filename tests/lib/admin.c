@@ -88,6 +88,18 @@ uint64_t ta_pages(struct test_daemon *d)
 	return v;
 }
 
+uint64_t ta_lost(struct test_daemon *d)
+{
+	static const char *const nodes[] = { "dram0", "nvme0" };
+	uint64_t sum = 0;
+	unsigned int i;
+
+	for (i = 0; i < 2; i++)
+		sum += ta_counter(d, nodes[i], "pgdrop_gone") +
+		       ta_counter(d, nodes[i], "pgdrop_orphan");
+	return sum;
+}
+
 const char *ta_node_state(struct test_daemon *d, const char *node)
 {
 	static char state[32];

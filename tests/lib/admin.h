@@ -29,6 +29,16 @@ uint64_t ta_node(struct test_daemon *d, const char *node, const char *path);
 /** ta_pages() - pages of all spaces, wherever they are */
 uint64_t ta_pages(struct test_daemon *d);
 
+/**
+ * ta_lost() - pages that are gone for good since kvmmd started, by its counters
+ *
+ * Of dram0 and nvme0: the last copy left, or what a page hung on did. At least
+ * as many as are gone: an orphan counts for each of its copies, and where one
+ * below goes while it stays above. So whoever finds fewer than were put, less
+ * these, has found a page that was lost and not counted.
+ */
+uint64_t ta_lost(struct test_daemon *d);
+
 /** ta_node_state() - "online", "degraded", "failed", "offline"; static memory */
 const char *ta_node_state(struct test_daemon *d, const char *node);
 

@@ -25,6 +25,8 @@
 #define DRAM		(8 * MIB)
 #define LONG_WAIT	90000
 #define GROUP_MS	500		/* a record is on the medium by then */
+#define SICK_AFTER	3		/* misses; nobody scrubs then */
+#define FINDS		40		/* reads of all pages, see find_rotten() */
 
 static void healthy(void)
 {
@@ -143,9 +145,34 @@ static unsigned int had(const struct tc_got *got)
 	return got->resident + got->fetched;
 }
 
+/*
+ * Of @put pages all were had but those that kvmmd counted as lost, and @most of
+ * them are missing. @before: what it had lost before they were put.
+ */
+static void nothing_else_is_missing(struct fx *f, const char *when,
+				    const struct tc_got *got, unsigned int put,
+				    uint64_t before, unsigned int most)
+{
+	unsigned int lost = (unsigned int)(ta_lost(&f->d) - before);
+
+	printf("# %s: %u resident, %u fetched, %u missed (%u counted, %u may be)\n",
+	       when, got->resident, got->fetched, got->missed, lost, most);
+	T_CHECK(had(got) + lost >= put, "%u of %u pages, %u are lost",
+		had(got), put, lost);
+	T_CHECK(had(got) + most >= put, "%u of %u pages, %u may be lost",
+		had(got), put, most);
+}
+
+/* Pages that memory alone has: what a device that takes no writes can cost. */
+static unsigned int only_above(struct fx *f)
+{
+	return (unsigned int)ta_node(&f->d, "dram0", "pages_dirty");
+}
+
 /* Pages go down and come up again, as they did before. */
 static void store_serves(struct fx *f, uint64_t first)
 {
+	uint64_t before = ta_lost(&f->d);
 	struct tc_got got, sum = { 0 };
 	unsigned int i;
 
@@ -159,9 +186,8 @@ static void store_serves(struct fx *f, uint64_t first)
 		sum.fetched += got.fetched;
 		sum.missed += got.missed;
 	}
-	printf("# afterwards: %u resident, %u fetched, %u missed\n",
-	       sum.resident, sum.fetched, sum.missed);
-	T_CHECK(had(&sum) >= CHAINS * CHAIN * 9 / 10);
+	nothing_else_is_missing(f, "afterwards", &sum, CHAINS * CHAIN, before,
+				0);
 	T_CHECK(sum.fetched >= CHAINS * CHAIN / 2);
 }
 
@@ -180,7 +206,7 @@ static void what_went_down_comes_back(void **state)
 
 	fill(f);
 	got = read_all(f, 10000);
-	T_CHECK(got.missed <= CHAINS * CHAIN / 10, "%u missed", got.missed);
+	nothing_else_is_missing(f, "well", &got, CHAINS * CHAIN, 0, 0);
 	T_CHECK(got.fetched > CHAINS * CHAIN / 2, "%u fetched", got.fetched);
 	T_EQ(ta_counter(&f->d, "nvme0", "pgcrc_fail"), 0);
 	ta_check(&f->d);
@@ -190,8 +216,14 @@ static void a_dead_device_is_a_miss_until_it_is_back(void **state)
 {
 	struct fx *f = *state;
 	struct tc_got got;
+	unsigned int most;
 
 	fill(f);
+	/*
+	 * Of dram_serves(), too. And a second error is a verdict: by a scrub, as
+	 * long as the device is not known to be ill.
+	 */
+	most = only_above(f) + CHAIN + SICK_AFTER * CHAIN;
 	nothing_but_errors();
 	got = read_all(f, 2000);
 	T_CHECK(got.missed > 0);
@@ -201,11 +233,9 @@ static void a_dead_device_is_a_miss_until_it_is_back(void **state)
 	dram_serves(f, 1000);
 	healthy();
 	status_is_content(&f->d);
-	/* all but what was asked for until it was known to be dead */
+	/* an error is no verdict on a page: they are there */
 	got = read_all(f, 10000);
-	printf("# healed: %u resident, %u fetched, %u missed\n", got.resident,
-	       got.fetched, got.missed);
-	T_CHECK(had(&got) >= CHAINS * CHAIN * 3 / 4);
+	nothing_else_is_missing(f, "healed", &got, CHAINS * CHAIN, 0, most);
 	T_CHECK(got.fetched >= CHAINS * CHAIN / 2);
 	store_serves(f, 2000);
 	ta_check(&f->d);
@@ -215,8 +245,10 @@ static void a_device_that_stalls_keeps_nobody_waiting(void **state)
 {
 	struct fx *f = *state;
 	struct tc_got got;
+	unsigned int most;
 
 	fill(f);
+	most = only_above(f) + CHAIN;		/* of dram_serves() */
 	dm_table("kvmm", "0 %llu delay " DISK " 0 10000", SECTORS);
 	got = read_all(f, 500);
 	T_CHECK(got.missed > 0);
@@ -227,12 +259,33 @@ static void a_device_that_stalls_keeps_nobody_waiting(void **state)
 	status_is_content(&f->d);
 	/* late is not wrong: all but what DRAM could not write down is there */
 	got = read_all(f, 10000);
-	printf("# healed: %u resident, %u fetched, %u missed\n", got.resident,
-	       got.fetched, got.missed);
-	T_CHECK(had(&got) >= CHAINS * CHAIN * 3 / 4);
+	nothing_else_is_missing(f, "healed", &got, CHAINS * CHAIN, 0, most);
+	T_EQ(ta_counter(&f->d, "nvme0", "pgdrop_gone"), 0);
 	T_CHECK(got.fetched >= CHAINS * CHAIN / 2);
 	store_serves(f, 2000);
 	ta_check(&f->d);
+}
+
+/*
+ * Ask for these chains until none has a wrong checksum any more. Some in a row are
+ * taken for a failing device, which is not asked for a while; and as long as
+ * there are any, it may happen again.
+ */
+static void find_rotten(struct fx *f, uint64_t first)
+{
+	unsigned int i, n;
+
+	for (n = 0; n < FINDS; n++) {
+		uint64_t bad = ta_counter(&f->d, "nvme0", "pgcrc_fail");
+
+		for (i = 0; i < CHAINS; i++)
+			tc_get(&f->c[0], first + i, CHAIN, 5000);
+		if (!state_is(&f->d, "failed") &&
+		    ta_counter(&f->d, "nvme0", "pgcrc_fail") == bad)
+			break;
+		T_WAIT(LONG_WAIT, !state_is(&f->d, "failed"));
+	}
+	T_CHECK(n < FINDS, "there are wrong checksums again and again");
 }
 
 /* It says yes and does nothing: the old bytes are found there. */
@@ -248,10 +301,8 @@ static void a_device_that_drops_writes_gives_no_wrong_byte(void **state)
 		T_WAIT(LONG_WAIT, writes_rest(&f->d));
 	}
 	healthy();
-	for (i = 0; i < CHAINS; i++)
-		tc_get(&f->c[0], 500 + i, CHAIN, 5000);
+	find_rotten(f, 500);
 	T_CHECK(ta_counter(&f->d, "nvme0", "pgcrc_fail") > 0);
-	/* so many wrong checksums are taken for a failing device */
 	status_is_content(&f->d);
 	store_serves(f, 2000);
 	ta_check(&f->d);
@@ -269,14 +320,14 @@ static void start_again(struct fx *f)
 }
 
 /* What was written before all that; each byte is looked at. */
-static void old_pages_are_there(struct fx *f, const char *when)
+static void old_pages_are_there(struct fx *f, unsigned int old,
+				const char *when)
 {
 	struct tc_got got = read_all(f, 10000);
 
-	printf("# %s: %u resident, %u fetched, %u missed\n", when,
-	       got.resident, got.fetched, got.missed);
-	/* but what DRAM alone had */
-	T_CHECK(had(&got) >= (CHAINS * CHAIN - DRAM / TC_PAGE_BYTES) * 9 / 10);
+	printf("# %s: %u resident, %u fetched, %u missed; %u were below\n", when,
+	       got.resident, got.fetched, got.missed, old);
+	T_CHECK(had(&got) >= old);
 }
 
 /*
@@ -287,9 +338,12 @@ static void old_pages_are_there(struct fx *f, const char *when)
 static void a_start_over_dropped_writes_gives_no_wrong_byte(void **state)
 {
 	struct fx *f = *state;
-	unsigned int i;
+	unsigned int i, old;
 
 	fill(f);
+	old = (unsigned int)(ta_node(&f->d, "nvme0", "bytes_pages") /
+			     TC_PAGE_BYTES);
+	T_CHECK(old >= CHAINS * CHAIN - DRAM / TC_PAGE_BYTES);
 	usleep(GROUP_MS * 1000);
 	drops_writes();
 	for (i = 0; i < CHAINS / 2; i++) {
@@ -297,7 +351,7 @@ static void a_start_over_dropped_writes_gives_no_wrong_byte(void **state)
 		T_WAIT(LONG_WAIT, writes_rest(&f->d));
 	}
 	start_again(f);
-	old_pages_are_there(f, "started while writes are dropped");
+	old_pages_are_there(f, old, "started while writes are dropped");
 	for (i = 0; i < CHAINS; i++) {
 		tc_get(&f->c[0], 500 + i, CHAIN, 5000);
 		tc_put(&f->c[0], 600 + i, 0, CHAIN);
@@ -311,7 +365,7 @@ static void a_start_over_dropped_writes_gives_no_wrong_byte(void **state)
 	}
 	usleep(GROUP_MS * 1000);
 	start_again(f);
-	old_pages_are_there(f, "started when they are not dropped any more");
+	old_pages_are_there(f, old, "started when they are not dropped any more");
 	for (i = 0; i < CHAINS; i++) {
 		tc_get(&f->c[0], 500 + i, CHAIN, 5000);
 		tc_get(&f->c[0], 600 + i, CHAIN, 5000);
@@ -319,7 +373,7 @@ static void a_start_over_dropped_writes_gives_no_wrong_byte(void **state)
 	}
 	store_serves(f, 2000);
 	start_again(f);
-	old_pages_are_there(f, "and once more");
+	old_pages_are_there(f, old, "and once more");
 	ta_check(&f->d);
 }
 
