@@ -115,6 +115,12 @@ struct page *rig_page(struct rig *r, unsigned int group, uint32_t chain,
 		      uint32_t i);
 enum copy_state rig_state(struct rig *r, unsigned int group, uint32_t chain,
 			  uint32_t i, unsigned int node);
+/* The class of a group's pages, as in rig.w. */
+static inline unsigned int rig_class(unsigned int group)
+{
+	return group == RIG_BIG;
+}
+
 struct mm_pool *rig_pool(struct rig *r, unsigned int group,
 			 unsigned int node);
 const struct mm_counters *rig_count(struct rig *r, unsigned int node);
