@@ -301,3 +301,16 @@ struct rig_client *ar_client(struct rig *r, unsigned int i)
 		c->space = mm_win_space(c->win);
 	return c;
 }
+
+void ar_bury(void *rig)
+{
+	static struct grave {
+		struct grave	*next;
+		void		*rig;
+	} *graves;
+	struct grave *g = malloc(sizeof(*g));
+
+	assert_non_null(g);
+	*g = (struct grave){ graves, rig };
+	graves = g;
+}

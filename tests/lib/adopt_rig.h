@@ -58,6 +58,14 @@ void *ar_map(const char *name);
 /** ar_empty() - close all of it */
 void ar_empty(void);
 
+/**
+ * ar_bury() - remember a daemon that died, with all that its rig had
+ *
+ * Nobody can take it apart: it died anywhere, as by a SIGKILL. But the memory is no
+ * leak. In the process of the test; @rig is from malloc().
+ */
+void ar_bury(void *rig);
+
 /** ar_client() - a client that was adopted, as a rig knows it; it is back */
 struct rig_client *ar_client(struct rig *r, unsigned int i);
 

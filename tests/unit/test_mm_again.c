@@ -258,6 +258,7 @@ static void memory_and_disk_are_one_wherever_it_died(void **state)
 		follow();
 		ar_empty();
 		fake_disk_fini(&life->disk);
+		ar_bury(life);
 	}
 	print_message("%u of %u died in the middle of something\n", died,
 		      rounds);

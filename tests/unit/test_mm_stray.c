@@ -398,6 +398,7 @@ static struct halves *halves(void)
 
 	assert_non_null(h);
 	live_halves(h);
+	ar_bury(h);
 	return h;
 }
 
