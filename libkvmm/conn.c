@@ -179,6 +179,7 @@ void kvmm_conn_up(struct kvmm *k, struct kvmm_era *e)
 	k->mail_seen = atomic_load_explicit(&e->ledger->mail,
 					    memory_order_relaxed) - 1;
 	k->state = CONN_UP;
+	k->up_ns = now_ns();
 	k->anew = false;
 	k->asked = 0;
 	atomic_store_explicit(&k->retry_ns, DEADLINE_NONE,
@@ -227,6 +228,7 @@ static void try_later(struct kvmm *k, uint64_t now)
 void kvmm_conn_lost(struct kvmm *k)
 {
 	struct kvmm_era *e = kvmm_era_now(k);
+	uint64_t now = now_ns();
 
 	if (k->state != CONN_UP)
 		return;
@@ -239,8 +241,10 @@ void kvmm_conn_lost(struct kvmm *k)
 	k->armed = false;
 	kvmm_sq_stop(e);
 	kvmm_ops_fail(e, -ENOTCONN);
-	/* the first try may come at once, the second in 100 ms */
-	try_later(k, now_ns() - LIB_RECONNECT_NS);
+	/* the first try may come at once, the second in 100 ms; whose welcome was
+	 * not worth much is no first */
+	try_later(k, now - k->up_ns < LIB_RECONNECT_NS ? now :
+		     now - LIB_RECONNECT_NS);
 	kvmm_kick(k);
 }
 

@@ -39,6 +39,7 @@ struct kvmm_stat {
  * @calling:	a set-up call owns the socket; @cond tells when it is done
  * @leaving:	kvmm_leaving.link, for who calls to see to at the end
  * @retry_ns:	CONN_DOWN: not before; else until when the handshake may take
+ * @up_ns:	when it was CONN_UP last
  * @next:	CONN_JOIN: the era that is being set up
  * @anew:	do not ask for the era to go on: the answer made no sense
  * @adopted:	CONN_RESUME: by another process
@@ -74,6 +75,7 @@ struct kvmm {
 	enum conn_state	state;
 	int		sock, epfd, wake;
 	_Atomic uint64_t retry_ns;
+	uint64_t	up_ns;
 	uint64_t	sock_checked_ns;
 	uint32_t	mail_seen;
 	struct kvmm_era	*next;

@@ -410,6 +410,28 @@ static void daemons_may_come_and_go(void **state)
 }
 
 /* A step word that was handed out is written by a stream: it stays. */
+/* Its completions are nonsense, whoever asks: once is at once, again is later. */
+static void a_daemon_that_lies_is_not_dialled_all_the_time(void **state)
+{
+	uint64_t end = deadline_in(350 * NSEC_PER_MSEC);
+	struct kvmm_done d;
+	unsigned int before;
+
+	pthread_mutex_lock(&f.lock);
+	before = f.hellos;
+	f.cq_tail += 16 * LEDGER_CQ_ENTRIES;
+	f.l->cq.tail = f.cq_tail;
+	pthread_mutex_unlock(&f.lock);
+	while (!deadline_past(end)) {
+		kvmm_poll(c.k, &d, 1);
+		poll(NULL, 0, 1);
+	}
+	pthread_mutex_lock(&f.lock);
+	assert_true(f.hellos > before);
+	assert_true(f.hellos - before <= 6);
+	pthread_mutex_unlock(&f.lock);
+}
+
 static void a_step_word_outlives_its_daemon(void **state)
 {
 	uint64_t *old = kvmm_step_word(c.k);
@@ -714,6 +736,7 @@ int main(void)
 		T(without_a_daemon_calls_answer_at_once),
 		T(the_next_daemon_is_found_and_attached_to),
 		T(daemons_may_come_and_go),
+		T(a_daemon_that_lies_is_not_dialled_all_the_time),
 		T(a_step_word_outlives_its_daemon),
 		T(set_up_calls_give_up_in_time),
 		T(a_late_window_is_given_back),
