@@ -25,18 +25,28 @@ static void damaged_checkpoint_gives_way_to_the_one_before(void **state)
 	rig_fini(&r);
 }
 
+/* A closed store whose journal has left the older checkpoint behind; where the
+ * newer one is. */
+static int only_ckpt(struct rig *r)
+{
+	int area;
+
+	scan_rig(r);
+	add_blocks(r, &before, 4);
+	make_ckpt(r, &before);
+	make_ckpt(r, &before);
+	fill_half(r, &before);
+	area = newest_area(r);
+	rig_close(r);
+	return area;
+}
+
 static void good_blocks_of_the_only_checkpoint_count(void **state)
 {
 	struct rig r;
 	int area;
 
-	scan_rig(&r);
-	add_blocks(&r, &before, 4);
-	make_ckpt(&r, &before);
-	make_ckpt(&r, &before);
-	fill_half(&r, &before);
-	area = newest_area(&r);
-	rig_close(&r);
+	area = only_ckpt(&r);
 	poke_random(&r, ckpt_at(area, 2), NVME_BLOCK, 1);
 	owner_open(&r, &after);
 	assert_int_equal(after.nr, 3 * PER_BLOCK);
@@ -64,13 +74,7 @@ static void checkpoint_that_the_journal_has_left_is_refused(void **state)
 	struct rig r;
 	int area;
 
-	scan_rig(&r);
-	add_blocks(&r, &before, 4);
-	make_ckpt(&r, &before);
-	make_ckpt(&r, &before);
-	fill_half(&r, &before);
-	area = newest_area(&r);
-	rig_close(&r);
+	area = only_ckpt(&r);
 	poke_random(&r, ckpt_at(area, 0), NVME_BLOCK, 1);
 	assert_rebuilt(&r, "checkpoint is damaged");
 	rig_fini(&r);
