@@ -33,8 +33,9 @@ extern const struct disk_size disk_sizes[DISK_NR_SIZES];
  * struct disk - store and fio
  * @bytes:	of the file
  * @segs_off:	where its segments begin
- * @mem:	buffers for disk_nr_ios() of any size: shared memory in small pages, as
- *		kvmmd's, which is @mem_fd
+ * @mem:	buffers for disk_nr_ios() of any size: shared memory, which is @mem_fd,
+ *		in huge pages where the kernel has them. In small ones how quick an
+ *		I/O is depends on where they lie, by a factor of two and more
  * @n:		while it is open
  * @rest_ns:	how long fio's last run took beside its I/O
  */
